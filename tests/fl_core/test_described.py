@@ -12,6 +12,7 @@ from fedlayers.cli.options import parse
 from fl_core import storage
 from fl_core.data import load, recipe
 from fl_core.data.loading import as_data
+from fl_core.data.names import composed
 from fl_core.data.reading import PLAIN, Reading
 from fl_core.data.table import describe
 from fl_core.data.table.prepare import find_faults, read_table
@@ -137,6 +138,63 @@ def test_one_word_in_two_forms_is_a_fault_in_any_role(name):
     exec(fault.line, {"table": table})
     assert table[name].nunique() == 2
     assert not find_faults(table, reading).faults
+
+
+FORMS = {  # cells of a column with a letter beyond ASCII, and its words if it is no fault
+    "empty cells": (["Zürich", "", "Bern"], {"", "Bern", "Zürich"}),
+    "two sorts of missing cells": (["Zürich", "", None, "Bern"], {"", "Bern", "Zürich"}),
+    "one letter in its other form": (["Zu\u0308rich", "", "Bern"], {"", "Bern", "Zürich"}),
+    "a number twice": (["Zürich", 5, "5", "Bern", *["Genf"] * 60], {"5", "Bern", "Genf", "Zürich"}),
+    "two forms": (["Zürich", "Zu\u0308rich", ""], None),
+    "two forms and numbers": (["Zürich", "Zu\u0308rich", 5, *["Genf"] * 30], None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_only_one_word_in_two_forms_is_a_fault_of_forms(kind):
+    """Empty cells and numbers are no second form. The repair loses none of them."""
+    some, wanted = FORMS[kind]
+    cells = [some[k % len(some)] for k in range(N)]
+    table = pd.DataFrame({**NUMBERS, "town": cells, "label": words("0", "1")})
+    findings = find_faults(table, PLAIN)
+    if wanted is None:
+        (fault,) = findings.faults
+        assert "Unicode's form" in str(fault)
+        exec(fault.line, {"table": table})
+        assert not table["town"].isna().any()
+        findings = find_faults(table, PLAIN)
+        wanted = {composed(str(cell)) for cell in some}
+    assert not findings.faults
+    assert {*findings.source.categories[-1]} == wanted
+
+
+SHOWN = {  # cells, and what they are shown as
+    "zeros": ([0], "number"),
+    "ones": ([1.0], "number"),
+    "zeros and ones": ([0, 1], "yes/no"),
+    "zeros, ones and missing cells": ([0, 1, np.nan, 1], "yes/no"),
+    "zeros and missing cells": ([0, np.nan, 0, 0], "number"),
+    "a half": ([0, 0.5, 1], "number"),
+    "truth values": ([True, False], "yes/no"),
+    "one word": (["x"], "words"),
+    "one word and missing cells": (["x", "", "x", None], "words"),
+    "two words": (["x", "y"], "yes/no"),
+    "two words and missing cells": (["x", "y", None, " ", "y"], "yes/no"),
+    "three words": (["x", "y", "z"], "words"),
+}
+
+
+def test_two_values_are_shown_as_yes_and_no():
+    """Missing cells are no value."""
+    columns = {
+        kind: pd.Series([cells[k % len(cells)] for k in range(N)])
+        for kind, (cells, _) in SHOWN.items()
+    }
+    table = pd.DataFrame({**columns, "label": words("0", "1")})
+    findings = find_faults(table, Reading(impute="median"))
+    assert not findings.faults
+    seen = {column.name: column.taken_as for column in findings.table.columns}
+    assert seen == {kind: shown for kind, (_, shown) in SHOWN.items()} | {"label": "label"}  # fmt: skip
 
 
 TYPES = {

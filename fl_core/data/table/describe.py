@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fl_core.data.columns import Column
 from fl_core.data.faults import DataFault, Way
-from fl_core.data.names import Names, is_number, nearly_equal
+from fl_core.data.names import Names, composed, is_number, nearly_equal
 from fl_core.data.preprocessing import MOST_OUTSIDE, NO_FENCE, fences
 from fl_core.data.reading import BETWEEN, LISTS, Reading
 from fl_core.data.values import (
@@ -104,8 +104,8 @@ class Described:
     def column(self) -> Column:
         """Return the column's line for display.
 
-        Features with no numbers but 0 and 1 are shown as yes/no, and so are those of
-        two words. An empty cell counts as a word.
+        Features of the two numbers 0 and 1 are shown as yes/no, and so are those of two
+        words. Missing cells do not count.
         """
         if self.kind == LEFT_OUT:
             return Column(self.name, LEFT_OUT, odd="; ".join(self.odd))
@@ -122,7 +122,9 @@ class Described:
 
     def _has_two_values(self) -> bool:
         if not isinstance(self.cells, np.ndarray):
-            return len(words_of(self.cells)) == 2
+            return len({*words_of(self.cells)} - {""}) == 2
+        if self.ends != (0, 1):
+            return False
         # most columns end at the first rows
         first = self.cells[:SAMPLE][~self.lacking[:SAMPLE]]
         if not np.isin(first, (0, 1)).all():
@@ -511,12 +513,23 @@ def spellings_fault(name: str, words: Sequence[str], what: str) -> DataFault | N
 def forms_fault(
     name: str, column: pd.Series, cells: pd.Categorical
 ) -> DataFault | None:
-    """Return the fault of a column of text with one word in two of Unicode's forms, or None."""
-    words = [word for word in cells.categories if word]
-    if all(map(str.isascii, words)) or column.nunique() == len(words):
+    """Return the fault of a column of text with one word in two of Unicode's forms, or None.
+
+    Args:
+        name: the column's name.
+        column: the column as it was read.
+        cells: its cells in Unicode's composed form.
+    """
+    if all(map(str.isascii, cells.categories)):
         return None
+    words = {*column.dropna().map(text_of).unique()}
+    if len({*map(composed, words)}) == len(words):
+        return None
+    texts = f"table[{name!r}]"
+    if pd.api.types.infer_dtype(column) not in ("string", "categorical"):
+        texts += ".astype('str')"  # else the line would lose numbers among words
     rule = "words must not differ by Unicode's form only; got two forms of one."
-    line = f"table[{name!r}] = table[{name!r}].str.normalize('NFC')"
+    line = f"table[{name!r}] = {texts}.str.normalize('NFC')"
     return DataFault(rule, line=line)
 
 
