@@ -81,6 +81,7 @@ def whole():
 CLOSEST = ("local", "fedrep", "fedfomo", "heurpfedla")
 RETAINING = [(run, "pfedla") for run in ("heurpfedla", "heurpfedla_2", "heurpfedla_3")]
 before = partial(accuracies, "algorithms.pfedla_overlap", "pfedla.methods")
+six = partial(accuracies, "pfedla.fig1")
 thawed, heads = (
     partial(accuracies, "scheduling.thawing"),
     partial(accuracies, "scheduling.heads"),
@@ -90,7 +91,7 @@ DIFFERENCES = {
     "pfedla.mixture_over_local": (before, [("pfedla", "local")], {}),
     "pfedla.mixture_over_fedavg": (before, [("pfedla", "fedavg")], {}),
     "pfedla.best_before": (before, [("pfedla", other) for other in CLOSEST], {}),
-    "pfedla.layers_over_models": (before, [("pfedla", "fedfomo")], {}),
+    "pfedla.layers_over_models": (six, [("pfedla", "by_model")], {}),
     "pfedla.retaining_before": (before, RETAINING, {}),
     "scheduling.anti_best": (thawed, [(f"{TINY}.anti", f"{TINY}.{other}") for other in ("fedbabu", "fedper")], {}),
     "scheduling.anti_over_babu_tiny": (thawed, [(f"{TINY}.anti", f"{TINY}.fedbabu")], {}),
