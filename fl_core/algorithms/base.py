@@ -792,6 +792,8 @@ def _check_hooks(algorithm: type[Algorithm]) -> None:
 
     A method counts as misspelt if it is new and has a hook's parameters and nearly its
     name. It does not if code of the class or its parents uses the name as an attribute.
+    Nor does a name like ``loss`` if a class outside this package has ``phases`` or
+    ``finetuning``, since a phase names its loss by a text.
 
     Raises:
         UsageError: there is such a hook (the message names it), options are no dataclass, or evaluates is unknown.
@@ -810,7 +812,10 @@ def _check_hooks(algorithm: type[Algorithm]) -> None:
         for name, hook in vars(Algorithm).items()
         if name[0] != "_" and isfunction(hook)
     }
-    used_names = _names_in(*map(vars, algorithm.__mro__))
+    used_names, similar = _names_in(*map(vars, algorithm.__mro__)), {*hooks}
+    for phases in (algorithm.phases, algorithm.finetuning):
+        if not phases.__module__.startswith("fl_core."):
+            similar.discard("loss")
     for name, method in vars(algorithm).items():
         if name[0] == "_" or not isfunction(method):
             continue
@@ -827,7 +832,7 @@ def _check_hooks(algorithm: type[Algorithm]) -> None:
         elif name not in used_names and not any(
             hasattr(parent, name) for parent in algorithm.__mro__[1:]
         ):
-            nearest_hooks = get_close_matches(name, hooks, 1, 0.7)
+            nearest_hooks = get_close_matches(name, similar, 1, 0.7)
             if nearest_hooks and [*parameters.parameters] == hooks[nearest_hooks[0]]:
                 raise UsageError(
                     f"{class_path}: a method with the arguments of a hook must be one; got {name!r}. "

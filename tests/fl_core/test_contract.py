@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fl_core.algorithms import Algorithm, Phase, State, registry
-from fl_core.algorithms.averaging import FedAvg
+from fl_core.algorithms.averaging import FedAvg, FedProx
 from fl_core.algorithms.base import ALGORITHMS
 from fl_core.algorithms.fedper import FedPer
 from fl_core.rounds.workers import Workers
@@ -194,15 +194,29 @@ def test_a_misspelt_hook_is_refused_with_the_name_that_is_meant(name, function, 
     type("Helped", (Algorithm,), {f"_{name}": function, name: lambda self, other: None})
 
 
-def test_a_loss_that_a_phase_names_is_no_misspelt_hook():
-    class Lossy(Algorithm):
-        def phases(self, rnd, client):
-            return tuple(Phase(k, frozenset(), 1, loss=self.losss) for k in "ab")
+@pytest.mark.parametrize("hook", ["phases", "finetuning"])
+def test_a_loss_that_a_phase_names_is_no_misspelt_hook(hook):
+    def phases(self, *where):
+        return (Phase("train", self.task_info.tensors, 1, loss="losses"),)
 
-        def losss(self, params, batch, ctx):
-            return None
+    def losses(self, params, batch, ctx):
+        return Algorithm.loss(self, params, batch, ctx)
 
-    assert Lossy.losss
+    own_class = type("Lossy", (FedAvg,), {hook: phases, "losses": losses})
+    type("Lossier", (own_class,), {"losss": losses})
+    with refuses("'losses'.*'loss'"):
+        type("Misspelt", (FedProx,), {"losses": losses})
+
+
+def test_a_method_that_another_one_calls_is_no_misspelt_hook():
+    class Helped(Algorithm):
+        def aggregate(self, server, updates, rnd):
+            self.aggregates(server, updates, rnd)
+
+        def aggregates(self, server, updates, rnd):
+            super().aggregate(server, updates, rnd)
+
+    assert Helped.aggregates
 
 
 WRONG = {
