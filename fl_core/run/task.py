@@ -638,12 +638,12 @@ def _with_stack(config: RunConfig, criterion: Loss, model: nn.Module) -> RunConf
 def _criterion(config: RunConfig, data: FederatedData, model: object) -> Any:
     """Return the loss that a configuration names, with its class weights, or the model's own from Python.
 
-    If the preprocessing standardises the targets, the loss does so, too. Such a loss, and
-    that of labels at positions, gets no class weights.
+    If the preprocessing standardises the targets, the loss does so, too.
 
     Raises:
         UsageError: the loss does not fit the task, its classes or its weights. Or a
-            loss from Python is missing, or has options or weights.
+            loss from Python is missing, or has options or weights. Or labels at
+            positions have weights.
     """
     training = config.training
     options, weights = training.loss_options or {}, weights_of(training.class_weights)
@@ -657,6 +657,10 @@ def _criterion(config: RunConfig, data: FederatedData, model: object) -> Any:
             )
         return own_loss
     criterion = losses.build(str(training.loss), **options)
+    if weights is not None and data.task in (POSITIONS, REGRESSION):
+        raise UsageError(
+            f"class_weights must be left out for {data.task}; got loss {criterion.name!r}."
+        )
     if data.task == POSITIONS:
         return criterion
     criterion.check(data.n_classes, data.task)

@@ -180,6 +180,12 @@ def test_an_own_loss_trains_a_named_model_as_a_named_loss_does():
         torch.testing.assert_close(other, states[0])
 
 
+def test_class_weights_are_refused_for_labels_at_positions():
+    data, model, _ = made("ignored positions")
+    with refuses("class_weights must be left out for labels at positions"):
+        fl.run(data=data, model=model, class_weights="1,2,3", **QUIET)
+
+
 @pytest.mark.parametrize(
     ("kind", "named"), [("outputs by name", ""), ("pixels", ""), ("a callable", "mlp")]
 )

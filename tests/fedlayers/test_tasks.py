@@ -160,6 +160,10 @@ def test_what_needs_classes_is_refused_by_name(table, tmp_path):
     ):
         with refuses(says):
             runner.assemble(RunConfig(**changes), data=data)
+    for weights in ("balanced", "1,2"):  # its targets are standardised
+        config = RunConfig(dataset=str(table), task=REGRESSION, class_weights=weights)
+        with refuses("class_weights must be left out for regression.*'mse'"):
+            runner.assemble(config)
 
 
 def _refused(algorithm):
