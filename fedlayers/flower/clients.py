@@ -337,7 +337,9 @@ class SiteClients(LocalClients):
         return checks.outline(names, "")
 
     def fork(self) -> SiteClients:
-        return SiteClients(self.sites, self.task, self.run_name, store=False)
+        forked_clients = SiteClients(self.sites, self.task, self.run_name, store=False)
+        forked_clients.dropout = 0.0
+        return forked_clients
 
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
         """Yield the replies in the requests' order, once all are there or time is over.
