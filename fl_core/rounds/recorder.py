@@ -154,6 +154,7 @@ class Timer(Listener):
     def __init__(self, writer: Writer | None = None) -> None:
         self.pace = Pace()
         self.seconds = dict.fromkeys(PARTS, 0.0)
+        self._tuning = 0.0  # seconds of fine-tuning in this round
         self._writer = writer
         self._steps = 0
         self._began = self._exchange = time.perf_counter()
@@ -176,13 +177,20 @@ class Timer(Listener):
         )
 
     def after_exchange(self, engine: Engine, rnd: Round) -> None:
-        part = "train"
-        if _is_evaluation(engine, rnd):
-            part = "evaluate"
-        self.seconds[part] += self._without_saving() - self._exchange
+        seconds = self._without_saving() - self._exchange
+        if rnd.exchange == FINISH:
+            self._tuning += seconds
+        elif rnd.exchange == EVALUATE:
+            self.seconds["evaluate"] += seconds
+        else:
+            self.seconds["train"] += seconds
 
     def after_round(self, engine: Engine) -> None:
         seconds, time_now = self.seconds, time.perf_counter()
+        # fine-tuning is training only at the end of a run
+        part = "train" if engine.finished else "evaluate"
+        seconds[part] += self._tuning
+        self._tuning = 0.0
         seconds["other"] = time_now - self._began - sum(seconds.values())
         seconds = {part: max(0.0, value) for part, value in seconds.items()}
         record = {"round": engine.done, "steps": self._steps, **seconds}
@@ -527,6 +535,10 @@ class Recorder(Listener):
 class Costs(Listener):
     """A listener that records each round's costs for each client: bytes, steps, operations and losses of its training.
 
+    Fine-tuning is training in the round that ends the run, planned or by a stopping rule.
+    Its rows have the variant :data:`~fl_core.rounds.engine.FINISH`. In other rounds it is
+    evaluation, and only its received bytes are recorded.
+
     Args:
         flops: (trained tensors, tensors of the client's part of the model) -> FLOPs of training on one sample.
         recorder: the listener that records the rows.
@@ -542,6 +554,8 @@ class Costs(Listener):
     _work: dict[tuple[int, str, str], float] = field(
         default_factory=lambda: defaultdict(float)
     )
+    # bytes that each client received for fine-tuning in this round
+    _tuning_bytes: dict[int, int] = field(default_factory=dict)
 
     def apart(self, variant: str) -> Costs:
         """Return a listener for another engine, which records that engine's costs as rows of this variant."""
@@ -558,18 +572,15 @@ class Costs(Listener):
 
     def on_reply(self, engine: Engine, rnd: Round, reply: ClientReply) -> None:
         client, work = reply.client, self._work
-        if _is_evaluation(engine, rnd):
-            variant = ""
-            if rnd.exchange == FINISH:
-                variant = rnd.exchange
-            self.recorder.row(
-                "bytes_evaluation", reply.received, engine.done, client, variant=variant
-            )
-            if reply.missing:
-                self.recorder.row(REPLY_LOST, 1.0, engine.done, client, variant=TIMEOUT)
+        is_evaluation = rnd.exchange == EVALUATE
+        if reply.missing and (is_evaluation or rnd.exchange == FINISH):
+            self.recorder.row(REPLY_LOST, 1.0, engine.done, client, variant=TIMEOUT)
+        if is_evaluation:
+            self.recorder.row("bytes_evaluation", reply.received, engine.done, client)
             return
         submodel = engine.task_info.tensors
         if rnd.exchange == FINISH:
+            self._tuning_bytes[client] = reply.received
             phases = engine.algorithm.finetuning(engine.done, client)
         else:
             phases = engine.algorithm.phases(rnd, client)
@@ -589,14 +600,20 @@ class Costs(Listener):
                     variant_part = name.replace("/loss", "", 1)
                     work[client, "train_loss", variant_part] = value
 
-    def after_exchange(self, engine: Engine, rnd: Round) -> None:
-        if rnd.exchange == FINISH:
-            if _is_last(engine):
-                self._write(engine.done, FINISH)
-            self._work.clear()  # tuning to evaluate is no cost of training
-
     def after_training(self, engine: Engine) -> None:
         self._write(engine.done, self.variant)
+
+    def after_round(self, engine: Engine) -> None:
+        """Record the costs of the round's fine-tuning, once the stopping rule has decided."""
+        if engine.finished:
+            self._write(engine.done, FINISH)
+        for client, received in self._tuning_bytes.items():
+            if not engine.finished:
+                self.recorder.row(
+                    "bytes_evaluation", received, engine.done, client, variant=FINISH
+                )
+        self._work.clear()
+        self._tuning_bytes.clear()
 
     def _write(self, done: int, variant: str) -> None:
         for (client, metric, part), value in sorted(self._work.items()):
@@ -604,14 +621,3 @@ class Costs(Listener):
                 metric, value, done, client, split="train", variant=variant or part
             )
         self._work.clear()
-
-
-def _is_evaluation(engine: Engine, rnd: Round) -> bool:
-    """Return whether an exchange only evaluates. Fine-tuning after the last planned round is training."""
-    if rnd.exchange == FINISH:
-        return not _is_last(engine)
-    return rnd.exchange == EVALUATE
-
-
-def _is_last(engine: Engine) -> bool:
-    return engine.done == engine.schedule.rounds

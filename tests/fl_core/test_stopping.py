@@ -15,7 +15,7 @@ from fl_core.errors import CorruptError
 from fl_core.records import store
 from fl_core.records.stopping import BEST_ROUND, STATE, StoppingRule, best_round
 from fl_core.rounds.clients import ClientReply
-from fl_core.rounds.engine import EVALUATE
+from fl_core.rounds.engine import EVALUATE, FINISH
 from fl_core.rounds.recorder import Recorder
 from fl_core.rounds.steering import EarlyStopping, rule_of
 from fl_core.run import exported_model, runner
@@ -156,6 +156,15 @@ def test_a_run_stops_with_the_rows_of_the_whole_run_and_keeps_its_best_models(
         data=TOY,
     )
     of_rule = frame["metric"] == BEST_ROUND
+    costs = []
+    for rows in (frame, whole.listener(Recorder).frame()):
+        finish_rows = rows[rows["variant"] == FINISH]
+        is_last = finish_rows["round"] == engine.done
+        assert set(finish_rows["metric"][~is_last]) <= {"bytes_evaluation"}
+        costs.append(finish_rows[is_last][["client", "metric", "value"]].to_numpy())
+    assert costs[0].tolist() == costs[1].tolist()
+    if case == "fedbabu":
+        assert {"bytes_down", "flops", "steps", "train_loss"} == set(costs[0][:, 1])
     if (
         case != "fedbabu"
     ):  # which without the rule fine-tunes after the last round alone
