@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from diagnostics.metrics.base import METRIC_ALIASES
 from fl_core import rows, tree
 from fl_core.data.federated import FederatedData
-from fl_core.errors import UsageError, as_list, at_least, check_known, check_value
+from fl_core.errors import (
+    UsageError,
+    as_list,
+    at_least,
+    check_known,
+    check_value,
+    listing,
+)
 from fl_core.progress import Cell, progress_bar
 from fl_core.records.store import Run
 from fl_core.rounds.engine import Listener
@@ -90,7 +98,9 @@ def through_time(
         draws: draws of the layer map's null, at least 2.
         out: the folder in which rows of a run are kept, round by round. A second call
             with the same ``metrics``, ``model``, ``clients``, ``draws`` and ``options``
-            reads them. Default: next to the run, with ``-time`` after its name.
+            reads them. Default: next to the run, with ``-time`` after its name. No rows
+            are kept if ``options`` have objects that only Python knows, such as modules
+            or loaders.
         progress: show a bar of the rounds.
         live: draw what is measured so far in the notebook's cell, again at most once a second.
         options: further arguments of :func:`fl.diagnose <diagnostics.measure.diagnose>`; for your own code also
@@ -98,8 +108,9 @@ def through_time(
 
     Raises:
         UsageError: as :func:`fl.diagnose <diagnostics.measure.diagnose>`, a round or a
-            client is unknown, the run has no stored rounds, or ``out`` or ``clients``
-            is given for models from elsewhere.
+            client is unknown, or the run has no stored rounds. Or ``out`` or ``clients``
+            is given for models from elsewhere, or ``out`` with options whose rows
+            cannot be kept.
     """
     check_value("draws", draws, LEAST_DRAWS)
     check_which(model)
@@ -113,8 +124,6 @@ def through_time(
     if isinstance(path, str | Path):
         run = Run(path)
         stored_rounds: Sequence[int] = [number for number in run.rounds if number]
-        if out is None:
-            out = Path(path).with_name(Path(path).name + SUFFIX)
         request = {"run": run.id, "model": model, "draws": draws}
     elif isinstance(models, Mapping) and all(isinstance(n, int) for n in models):
         stored_rounds, request = sorted(models), {}
@@ -141,10 +150,20 @@ def through_time(
     objects = own_parts(models, data, options, options.get("loss"))
     request |= {"metrics": names or (MAP, CLIENTS), "clients": clients}
     request |= {"options": options}
-    file = None
-    if out is not None:
-        digest = sha(json_bytes({key: repr(value) for key, value in request.items()}))
-        file = Path(out) / f"rows-{digest[:8]}.jsonl"
+    file, unknown_types = None, set[str]()
+    if isinstance(path, str | Path):
+        texts = {
+            key: repr(_with_digests(value, unknown_types))
+            for key, value in request.items()
+        }
+        if unknown_types and out is not None:
+            raise UsageError(
+                "out must be left out for options with objects that only Python knows; "
+                f"got {listing(sorted(unknown_types))}. Keep the rows by report.write."
+            )
+        if not unknown_types:
+            folder = Path(out or Path(path).with_name(Path(path).name + SUFFIX))
+            file = folder / f"rows-{sha(json_bytes(texts))[:8]}.jsonl"
     report = None
     if file is not None and file.exists():
         report = Report.read(file)
@@ -221,6 +240,32 @@ def through_time(
     if report is None:
         raise UsageError(f"{path} must have stored rounds; got none. Train it first.")
     return report.of_rounds(rounds)
+
+
+def _with_digests(value: Any, unknown_types: set[str]) -> Any:
+    """Return an option with digests in place of its arrays, for a text that identifies it.
+
+    Args:
+        value: the option. Arrays may stand inside lists, tuples, mappings and dataclasses.
+        unknown_types: receives the types of objects that have no such text.
+    """
+    if isinstance(value, Mapping):
+        return {
+            key: _with_digests(entry, unknown_types) for key, entry in value.items()
+        }
+    if isinstance(value, list | tuple):
+        entries = [_with_digests(entry, unknown_types) for entry in value]
+        return tuple(entries) if isinstance(value, tuple) else entries
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {part.name: getattr(value, part.name) for part in fields(value)}
+        return type(value).__name__, _with_digests(parts, unknown_types)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        value = torch.from_numpy(np.ascontiguousarray(value))
+    if isinstance(value, torch.Tensor):
+        return tree.digest({"": value})
+    if not isinstance(value, str | bool | int | float | Path | np.generic | None):
+        unknown_types.add(type(value).__name__)
+    return value
 
 
 class Measuring(Listener):

@@ -1,9 +1,12 @@
 """Layers through time, and their picture."""
 
+import copy
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import fedlayers as fl
 from diagnostics import through_time
@@ -64,6 +67,25 @@ def test_rows_are_those_of_each_round_and_a_second_call_measures_the_rest(
         rows = whole.of_rounds([number])
         assert rows.frame["value"].tolist() == alone.frame["value"].tolist()
         assert rows.values("grad_norm").equals(alone.values("grad_norm"))
+
+    def asked_again(**options):
+        """Measure round 1, and return whether kept rows were read."""
+        before = len(seen)
+        arguments = {"rounds": [1], "progress": False, **options}
+        fl.through_time(out, METRICS, **arguments)
+        return len(seen) == before
+
+    ends = torch.zeros(2, 2000, 13)
+    ends[1, 1000] = 1
+    for probe in ends:
+        for kind in (probe, probe.double().numpy()):
+            assert not asked_again(probe=(kind, torch.zeros(2000)))
+            assert asked_again(probe=(copy.copy(kind), torch.zeros(2000)))
+    loss = torch.nn.CrossEntropyLoss()
+    assert not asked_again(loss=loss)
+    assert not asked_again(loss=loss)
+    with refuses("out must be left out.*CrossEntropyLoss"):
+        asked_again(loss=loss, out=tmp_path / "rows")
 
 
 def test_a_run_measures_while_it_trains_and_resumes_to_the_same_rows(tmp_path):
