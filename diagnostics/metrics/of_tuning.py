@@ -13,7 +13,7 @@ import torch
 from fl_core import tree
 from fl_core.data.arrays import nested_groups
 from fl_core.data.federated import Split
-from fl_core.errors import NonFiniteError
+from fl_core.errors import NonFiniteError, UsageError, listing
 from fl_core.layers import Layer
 from fl_core.models.building import batch_norms
 from fl_core.rows import CLASSIFICATION, Row, row
@@ -234,12 +234,19 @@ def _fine_tuned_losses(
     Raises:
         NonFiniteError: a loss or an output is not finite.
         NoValue: fewer than two clients have validation samples, or the budget is spent.
+        UsageError: a client with validation samples has no model in ``alone``.
     """
     names, arguments = of_tuner(measurement, options)
     if len(names) < 2:
         raise NoValue(FEW_CLIENTS)
     local_weights = None
     if options.alone is not None:
+        missing = [name for name in names if name not in options.alone]
+        if missing:
+            raise UsageError(
+                "alone must have a model for each client with validation samples; "
+                f"got none for {listing(missing)}."
+            )
         local_weights = [tree.state_dict(options.alone[name]) for name in names]
     return fine_tuned(local_weights, **arguments)
 

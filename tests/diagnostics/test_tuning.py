@@ -292,6 +292,12 @@ def test_what_cannot_be_tuned_has_a_status(model, parts, status):
     assert any(status in row["status"] for row in rows)
 
 
+def test_local_models_must_be_of_all_clients_with_validation_samples():
+    arguments = options(alone={"a": network(), "c": network()})
+    with refuses("alone must have a model for each client.*got none for b"):
+        METRICS["clients_differ"](measurement(), **arguments)
+
+
 def test_clients_without_validation_samples_and_single_layers_are_measured():
     parts = {**PARTS, "c": (split(20, 8), split(0, 9))}
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
