@@ -155,13 +155,15 @@ def load_clients(
         by_position: as for :func:`load_weights`.
 
     Raises:
-        UsageError: the pattern does not have ``{client}`` once, no file fits, or a file
-            cannot be loaded.
+        UsageError: the pattern does not have ``{client}`` once, has ``{round}`` more than
+            once, no file fits, or a file cannot be loaded.
         CorruptError: something else than a file fits the pattern, such as a folder.
     """
     folder = Path(folder)
     if pattern.count("{client}") != 1:
         raise UsageError(f"pattern must have {{client}} once; got {pattern!r}.")
+    if pattern.count("{round}") > 1:
+        raise UsageError(f"pattern must have {{round}} at most once; got {pattern!r}.")
     name_pattern = re.escape(pattern).replace(r"\{client\}", "(?P<client>[^/]+?)")
     name_pattern = name_pattern.replace(r"\{round\}", r"(?P<round>\d+)")
     models: dict[int, dict[str, nn.Module]] = {}

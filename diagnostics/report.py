@@ -265,19 +265,15 @@ class Report(Displayed):
     def summary(self) -> Summary:
         """Return the mean of each metric's default variant by layer, and a conclusion.
 
-        The mean is over all rows of the variant: those of clients or pairs, and that of
-        all clients together (client "") if the metric has one. Of several rounds the
+        The mean is over clients, or over pairs. A metric that has a value of all clients
+        together (client "") shows that one, which a rule reads. Of several rounds the
         last counts. The reasons for missing values are added (:meth:`reasons`).
         """
         columns = {}
         for metric in dict.fromkeys(self.frame["metric"]):
             rows = self._rows(metric)
             default_variant = _usual(metric, list(rows["variant"]))
-            values = (
-                rows[rows["variant"] == default_variant]
-                .groupby("layer")["value"]
-                .mean()
-            )
+            values = _by_layer(rows[rows["variant"] == default_variant])
             columns[f"{metric} ({default_variant})" if default_variant else metric] = (
                 values
             )
@@ -325,7 +321,7 @@ class Report(Displayed):
             rows = self._rows(metric)
             default_variant = _usual(metric, list(rows["variant"]))
             values = rows[(rows["variant"] == default_variant) & (rows["layer"] != "")]
-            means = values.groupby("layer", sort=False)["value"].mean().dropna()
+            means = _by_layer(values).dropna()
             if not end or len(means) < 2:
                 continue
             layer = str(means.idxmax() if end == "high" else means.idxmin())
@@ -350,6 +346,14 @@ class Report(Displayed):
         parts.append(f"{plural(missing, 'row')} without a value")
         differences = ", ".join(parts)
         return f"Report({metrics}; {differences})"
+
+
+def _by_layer(values: pd.DataFrame) -> "pd.Series[float]":
+    """Return a metric's value by layer: that of all clients together (client ""), or the mean of all rows."""
+    of_all = values[values["client"] == ""]
+    if len(of_all):
+        values = of_all
+    return values.groupby("layer", sort=False)["value"].mean()
 
 
 def _numbers(table: pd.DataFrame) -> str:

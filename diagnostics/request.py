@@ -167,9 +167,7 @@ class Request:
         return any(metric.requires == "losses" for metric in self.metrics)
 
     def check(self, every: Sequence[Layer]) -> None:
-        """Refuse options that do not fit the layers, batch or mode.
-
-        Unknown layers are refused if a metric reads the requested layers alone.
+        """Refuse unknown layers, and options that do not fit the layers, batch or mode.
 
         Args:
             every: all layers of the model.
@@ -178,6 +176,7 @@ class Request:
             UsageError: an option does not fit, or a layer is unknown. The message names
                 it and the allowed values.
         """
+        self.layers_to_report(every)
         for metric in self.metrics:
             layers = self.read_by(metric, every)
             measurement = Measurement((), layers, batch=self.batch, mode=self.mode)

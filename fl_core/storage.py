@@ -887,11 +887,11 @@ def check_values(text: str) -> None:
 def format_bytes(n_bytes: float) -> str:
     """Return a number of bytes as text with a unit, such as ``1.5 MB``.
 
-    >>> format_bytes(999), format_bytes(1000), format_bytes(5_440_000)
-    ('999 B', '1 kB', '5.44 MB')
+    >>> format_bytes(999), format_bytes(999_700), format_bytes(5_440_000)
+    ('999 B', '1 MB', '5.44 MB')
     """
     for unit in ("B", "kB", "MB", "GB"):
-        if n_bytes < 1000:
+        if n_bytes < 999.5:  # more would be rounded to 1e+03
             return f"{n_bytes:.3g} {unit}"
         n_bytes /= 1000
     return f"{n_bytes:.3g} TB"

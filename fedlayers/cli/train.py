@@ -360,6 +360,8 @@ class Choose(ManyRuns):
 
     def show(self, result: Any, line: str) -> Any:
         if self.dry_run:
+            if self.quiet:
+                print(result.rates)
             return {"price": result.rates, "not_tried": dict(result.not_tried)}
         from fedlayers.decision.answer import legend
         from fedlayers.decision.report import write_page

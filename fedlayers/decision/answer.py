@@ -356,7 +356,12 @@ def difference(answer: Answer, line: Line, reverse: bool = False) -> str:
 
 
 def headline(answer: Answer) -> str:
-    """Return what to do and how much better it is, in at most 60 words and eight numbers besides names."""
+    """Return what to do and how much better it is, in at most 60 words and eight numbers besides names.
+
+    Of a dry run it is the estimated cost.
+    """
+    if not answer.lines:
+        return answer.rates
     base_line = answer.line("base_rate")
     score_text = score_name(answer)
     name = f"{answer.split.capitalize()} {score_text}"
@@ -515,7 +520,7 @@ def _client_bullets(answer: Answer) -> list[str]:
     sentences = []
     if losers:
         sentences.append(
-            f"Shown to lose against local training: {listing(losers, NAMED)}."
+            f"Shown to lose against training alone: {listing(losers, NAMED)}."
         )
     if winners and answer.action != ALONE:
         sentences.append(
@@ -534,6 +539,8 @@ def _client_bullets(answer: Answer) -> list[str]:
 def text(answer: Answer) -> str:
     """Return the headline and as many bullets as fit into eight lines of 88 characters."""
     text_lines = textwrap.wrap(headline(answer), WIDTH)
+    if not answer.lines:
+        return "\n".join(text_lines)
     for bullet in bullets(answer):
         bullet_lines = textwrap.wrap(
             bullet, WIDTH, initial_indent="- ", subsequent_indent="  "
@@ -591,7 +598,10 @@ def legend(answer: Answer) -> str:
     remark = ""
     if answer.score == "loss" and answer.task in (CLASSIFICATION, MULTILABEL):
         remark = " It is calibrated on validation samples."
+    counted = f"{answer.split} samples"
+    if answer.score != "loss":
+        counted = f"blocks of {counted}"
     return (
-        f"{answer.samples} {answer.split} samples, {seeds}. {better_word} is better.{remark} "
+        f"{answer.samples} {counted}, {seeds}. {better_word} is better.{remark} "
         "Intervals hold together (95 %, Bonferroni). Validation samples chose the way."
     )

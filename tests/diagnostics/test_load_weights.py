@@ -274,7 +274,12 @@ def test_models_of_a_folder_are_found_by_client_and_round():
     torch.save(net.state_dict(), "out/a/weights.pt")
     with refuses("run directory; it is a folder of weights"):
         diagnose("out/a")
-    for pattern, words in (("client.pt", "once"), ("{client}.npz", "fit files")):
+    patterns = {
+        "client.pt": "{client} once",
+        "{client}.npz": "fit files",
+        "{round}/{client}_{round}.pt": "{round} at most once",
+    }
+    for pattern, words in patterns.items():
         with refuses(words):
             load_clients("out", pattern, build)
 

@@ -63,6 +63,17 @@ def test_a_diagnosis_begins_with_cross_scores_and_ends_with_a_conclusion(tmp_pat
     assert str(fl.Report.read(tmp_path / "rows.jsonl")) == str(report)
 
 
+def test_a_summary_shows_the_value_of_all_clients_that_a_rule_reads():
+    counts = {"north": 30, "south": 10}
+    options = {"n_train": counts}
+    report = fl.diagnose(
+        MODELS, ALIKE, ["federation_sensitivity"], options=options, progress=False
+    )
+    plan = fl.select(report, "sensitivity_ratio")
+    shown = report.summary().rows
+    assert [row[1] for row in shown] == pytest.approx([*plan.evidence.values])
+
+
 @pytest.mark.parametrize("door", [fl.diagnose, fl.cross_scores])
 def test_a_softmax_at_the_end_is_noted(door):
     models = {name: nn.Sequential(nn.Linear(4, 2), nn.Softmax(1)) for name in ALIKE}

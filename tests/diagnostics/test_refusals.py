@@ -83,6 +83,7 @@ COMPLEX.w = nn.Parameter(torch.zeros(2, dtype=torch.cfloat))
 OF_ARGUMENTS = (
     ({"metrics": ["grad_varience"]}, "mean 'grad_variance'"),
     ({"layers": ["40"]}, "layer '40'"),
+    ({"metrics": ["federation_sensitivity"], "layers": ["40"]}, "layer '40'"),
     ({"by": "blocks"}, "mean 'block'"),
     ({"mode": "evaluation"}, "mode"),
     ({"batch": 0}, "batch.*0"),

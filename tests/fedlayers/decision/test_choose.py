@@ -138,6 +138,8 @@ def test_a_dry_run_says_the_price_and_writes_nothing(tmp_path):
     answer = choose(CONFIG, tmp_path, dry_run=True, progress=lines.append)
     assert not answer.lines
     assert re.fullmatch(r"Training 4 ways with 3 seeds: about 12 runs .*", lines[0])
+    assert " ".join(answer.text().split()) == lines[0]
+    assert lines[0] in repr(answer)
     assert not any(tmp_path.iterdir())
 
 
