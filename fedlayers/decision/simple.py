@@ -18,7 +18,7 @@ from fedlayers.decision.boosting import MOST_ROWS, fit_boosting, why_not_boostin
 from fedlayers.decision.losses import Predictor, SeedLosses
 from fedlayers.decision.table import BASE_RATE, VALIDATION
 from fl_core import models, rows
-from fl_core.errors import UsageError
+from fl_core.errors import NonFiniteError, UsageError
 from fl_core.registry import first_line
 from fl_core.rows import (
     MULTILABEL,
@@ -93,7 +93,7 @@ def predictors(
             try:
                 with warnings.catch_warnings(action="ignore"), threadpool_limits(1):
                     predictor = kind(losses, name, groups)
-            except (UsageError, ValueError, ArithmeticError) as error:
+            except (UsageError, NonFiniteError, ValueError, ArithmeticError) as error:
                 reason = first_line(str(error))
                 failed(f"{name} failed: {reason}")
             else:

@@ -1,7 +1,8 @@
 """Sums that a client sends in place of its losses: at stated temperatures, and over groups of samples.
 
-They are all that the rule needs (:class:`fedlayers.decision.table.SumPart`). A sum is over two samples or more, and
-sums that would give the loss of one sample are refused (:func:`check_samples`).
+They are all that the rule needs (:class:`fedlayers.decision.table.SumPart`). A sum is over two samples or more, so no
+loss of one sample is among them. Halves and groups of few samples are joined (:func:`halves_of`, :func:`groups_of`),
+and a split of one sample is refused (:func:`check_samples`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedlayers.decision.losses import PROBABLE, Predictor, SeedLosses
-from fedlayers.decision.table import TEST, VALIDATION
+from fedlayers.decision.table import VALIDATION
 from fl_core import tree
 from fl_core.errors import UsageError
 from fl_core.training import evaluate
@@ -40,8 +41,8 @@ class Calibration(NamedTuple):
 
 
 UNCALIBRATED = Calibration()
-LEAST = {VALIDATION: 4, TEST: 3}
-"""The fewest samples of a client's split, unless it has none, whose losses are sent as sums."""
+LEAST = 2
+"""The fewest samples over whose losses a sum leaves a client."""
 
 
 # --- at a site -------------------------------------------------------------------------------------------------
@@ -59,35 +60,47 @@ def temperatures_of(kind: str) -> tuple[float, ...]:
 
 
 def check_samples(losses: SeedLosses, client: str) -> None:
-    """Refuse sums that give the loss of a single sample of a client.
-
-    A split must have as many as :data:`LEAST` says, and each half of its validation
-    samples two or more. A split of two groups must have two or more in each, because
-    the sums of two groups and of their products are the two groups' losses. A split or
-    half without samples is allowed.
+    """Refuse sums over a single sample of a client, which are its loss.
 
     Args:
         losses: the samples of the seed.
         client: the client's name.
 
     Raises:
-        UsageError: they would give it. The message names the client and the split.
+        UsageError: the client has one sample in a split. The message names both.
     """
-    for split, least in LEAST.items():
-        if client not in losses.labels[split]:
-            continue
-        samples = losses.samples[split]
-        groups = samples.loc[samples["client"] == client, "group"]
-        sizes = list(groups.value_counts())
-        if len(sizes) > 2:
-            sizes = []
-        if split == VALIDATION:
-            sizes += np.bincount(losses.dealt[client]).tolist()
-        if len(groups) < least or 1 in sizes:
+    for split, labels in losses.labels.items():
+        if client in labels and len(labels[client]) < LEAST:
             raise UsageError(
-                f"{split} samples of client {client!r} must be at least {least}, in halves and groups of 2 or more, to "
-                f"hide the loss of each; got {len(groups)}. Give it more samples."
+                f"{split} samples of client {client!r} must be at least {LEAST} to hide the loss of each; got 1. "
+                "Give it more samples, or none."
             )
+
+
+def halves_of(losses: SeedLosses, client: str) -> NDArray[np.int64]:
+    """Return the half, 0 or 1, of each of a client's validation samples, int64 [n].
+
+    It is that of :attr:`SeedLosses.dealt`. If a half would have a single sample, all
+    samples are in one half, which depends on the client's number.
+    """
+    half = losses.dealt[client]
+    if np.bincount(half)[half].min() < LEAST:
+        return np.full_like(half, list(losses.task.data.names).index(client) % 2)
+    return half
+
+
+def groups_of(losses: SeedLosses, split: str, client: str) -> NDArray[np.int64]:
+    """Return the group of each of a client's samples in a split, from 0, int64 [n].
+
+    Two groups of which one has a single sample are one group, because the sums of two
+    groups and of their products are the two groups' losses.
+    """
+    samples = losses.samples[split]
+    names = samples.loc[samples["client"] == client, "group"]
+    group = np.unique(names, return_inverse=True)[1]
+    if group.max() == 1 and np.bincount(group).min() < LEAST:
+        return np.zeros_like(group)
+    return group
 
 
 def client_losses(
@@ -115,7 +128,7 @@ def sums_of_halves(
 ) -> list[list[list[float]]]:
     """Return two sums of a client's weighted validation losses, for each half and temperature, [2][T][2].
 
-    The halves are those of :attr:`SeedLosses.dealt`, the temperatures those of
+    The halves are those of :func:`halves_of`, the temperatures those of
     :func:`temperatures_of`. The first of the two sums is over the label's loss. The
     second is over the mean loss of the other classes, which softened targets need
     (:func:`fl_core.training.evaluate.soft_targets`). It is 0 if outputs are no
@@ -128,7 +141,7 @@ def sums_of_halves(
     temperatures = temperatures_of(losses.kind)
     if client not in losses.labels[VALIDATION]:
         return [[[0.0, 0.0] for _ in temperatures] for _ in range(2)]
-    y, half = losses.labels[VALIDATION][client], losses.dealt[client]
+    y, half = losses.labels[VALIDATION][client], halves_of(losses, client)
     weights = losses.weights(client, y).numpy()
     sums_of = []
     with tree.one_thread():
@@ -171,7 +184,7 @@ def weights_of_halves(losses: SeedLosses, client: str) -> list[list[float]]:
     """
     if client not in losses.labels[VALIDATION]:
         return [[0.0, 0.0], [0.0, 0.0]]
-    half = losses.dealt[client]
+    half = halves_of(losses, client)
     weights = losses.weights(client, losses.labels[VALIDATION][client]).numpy()
     pair = np.stack([weights, weights**2])
     return [pair[:, half == number].sum(1).tolist() for number in (0, 1)]
@@ -184,7 +197,7 @@ def labels_of_halves(losses: SeedLosses, client: str) -> list[list[int]]:
     """
     if client not in losses.labels[VALIDATION] or losses.kind not in PROBABLE:
         return [[], []]
-    y, half = losses.labels[VALIDATION][client].numpy(), losses.dealt[client]
+    y, half = losses.labels[VALIDATION][client].numpy(), halves_of(losses, client)
     return [np.unique(y[half == number]).astype(int).tolist() for number in (0, 1)]
 
 
@@ -205,7 +218,7 @@ def group_sums(
         ways: the predictor of each way, with its temperatures.
 
     Returns:
-        ``draws``, the number of groups; ``sums`` [K + 1] of these numbers over the
+        ``draws``, the number of groups (:func:`groups_of`); ``sums`` [K + 1] of these numbers over the
         groups; and ``products`` [K + 1, K + 1], the sums over the groups of the
         products of any two numbers. All are 0 if the client has no samples in the
         split.
@@ -217,15 +230,13 @@ def group_sums(
     size = len(ways) + 1
     if client not in losses.labels[split]:
         return {"draws": 0, "sums": [0.0] * size, "products": [[0.0] * size] * size}
-    y, samples = losses.labels[split][client], losses.samples[split]
+    y, group = losses.labels[split][client], groups_of(losses, split, client)
     weights = losses.weights(client, y).numpy()
-    is_client = samples["client"] == client
-    group = np.unique(samples["group"][is_client], return_inverse=True)[1]
     rows = []
     for predictor, calibration in ways:
         temperature = np.full(len(y), calibration.test)
         if split == VALIDATION:
-            temperature = np.array(calibration[:2])[losses.dealt[client]]
+            temperature = np.array(calibration[:2])[halves_of(losses, client)]
         by_sample = torch.from_numpy(temperature)
         sample_losses = client_losses(losses, predictor, split, client, by_sample)
         rows.append(np.bincount(group, weights * sample_losses.numpy()))

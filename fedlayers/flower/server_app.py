@@ -35,6 +35,7 @@ from fl_core import rows
 from fl_core.config import RunConfig, with_own
 from fl_core.errors import DivergedError, RunError, UsageError, listing, plural
 from fl_core.progress import say
+from fl_core.rounds.clients import SCORED
 from fl_core.run import runner
 from fl_core.run.task import Task, assemble
 
@@ -170,8 +171,8 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Answ
         file: the server's file, with further ways (``arms``) and the seeds.
 
     Raises:
-        UsageError: an unknown name, a plan, a stopping rule, a client with too few samples, or runs of another
-            configuration below ``out``.
+        UsageError: an unknown name, a plan, a stopping rule, a client with a single sample in a split, or
+            runs of another configuration below ``out``.
         RunError: every way failed.
     """
     if config.federation.plan is not None:
@@ -215,12 +216,11 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Answ
             "clients must have validation samples to choose a plan; got none. Give clients more samples."
         )
     for client in chain.from_iterable(one.data.clients for one in tasks.values()):
-        for split, least in LEAST.items():
-            count = len(client.split(split))
-            if 0 < count < least:
+        for split in SCORED:
+            if 0 < len(client.split(split)) < LEAST:
                 raise UsageError(
-                    f"{split} samples of client {client.name!r} must be at least {least}, or none, to hide the loss of "
-                    f"each in a decision over sites; got {count}. Give it more samples."
+                    f"{split} samples of client {client.name!r} must be at least {LEAST} in a decision over sites, to "
+                    "hide the loss of each; got 1. Give it more samples, or none."
                 )
     rate = float(task.config.training.lr or 0)
     question = training.Question(

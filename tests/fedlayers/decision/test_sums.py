@@ -14,8 +14,10 @@ from fedlayers.decision.sums import (
     Calibration,
     calibration,
     group_sums,
+    labels_of_halves,
     other_losses,
     sums_of_halves,
+    weights_of_halves,
 )
 from fedlayers.decision.table import Part, SumPart
 from fl_core.config import RunConfig
@@ -159,32 +161,50 @@ def seed_losses(validation, test, groups):
     return SeedLosses(task, only="a")
 
 
+@pytest.mark.parametrize("split", SCORED)
 @pytest.mark.parametrize(
-    ("validation", "test", "groups", "wrong"),
+    ("sizes", "groups", "draws", "halves"),
     [
-        ((4,), (3,), False, ""),
-        ((2, 2), (2, 2), True, ""),
-        ((4,), (), True, ""),
-        ((1, 1, 2), (1, 1, 1), True, ""),
-        ((1,), (3,), False, "validation"),
-        ((2,), (3,), True, "validation"),
-        ((3,), (3,), False, "validation"),
-        ((1, 3), (3,), True, "validation"),
-        ((4,), (1,), False, "test"),
-        ((4,), (2,), False, "test"),
-        ((2, 2), (1, 3), True, "test"),
+        # sizes of groups, draws, samples in the halves of a client of even number
+        ((2,), False, 1, (2, 0)),
+        ((3,), False, 3, (3, 0)),
+        ((4,), False, 4, (2, 2)),
+        ((2,), True, 1, (2, 0)),
+        ((1, 3), True, 1, (4, 0)),
+        ((2, 2), True, 2, (2, 2)),
+        ((1, 1, 1), True, 3, (3, 0)),
     ],
 )
-def test_sums_that_give_the_loss_of_one_sample_never_leave_a_client(
-    validation, test, groups, wrong
+def test_each_sum_that_leaves_a_client_is_over_two_samples_or_more(
+    split, sizes, groups, draws, halves
 ):
-    losses = seed_losses(validation, test, groups)
-    base, ways = losses.base_rate, [(losses.base_rate, Calibration())]
-    calls = [lambda: sums_of_halves(losses, base, "a")]
-    calls += [partial(group_sums, losses, split, "a", ways) for split in SCORED]
-    for call in calls:
-        if wrong:
-            with refuses(f"^{wrong} samples of client 'a' must be at least"):
-                call()
-        else:
+    parts = {name: sizes if name == split else () for name in SCORED}
+    losses = seed_losses(parts["validation"], parts["test"], groups)
+    base = losses.base_rate
+    sent = group_sums(losses, split, "a", [(base, Calibration())])
+    assert sent["draws"] == draws
+    assert sent["sums"][-1] == pytest.approx(losses.sizes["a"])
+    sums = np.array(sums_of_halves(losses, base, "a"))
+    if split == "test":
+        assert not sums.any()
+        return
+    weights = np.array(weights_of_halves(losses, "a"))
+    counts = [float(total**2 / squares) if total else 0 for total, squares in weights]
+    assert sorted(counts, reverse=True) == pytest.approx(halves)
+    assert [labels != [] for labels in labels_of_halves(losses, "a")] == [
+        count > 0 for count in counts
+    ]
+    assert (sums[:, :, 0].max(1) > 0).tolist() == [count > 0 for count in counts]
+
+
+@pytest.mark.parametrize("split", SCORED)
+def test_a_single_sample_of_a_split_is_refused(split):
+    parts = {name: (1,) if name == split else (4,) for name in SCORED}
+    losses = seed_losses(parts["validation"], parts["test"], False)
+    base = losses.base_rate
+    for call in (
+        partial(sums_of_halves, losses, base, "a"),
+        partial(group_sums, losses, split, "a", [(base, Calibration())]),
+    ):
+        with refuses(f"^{split} samples of client 'a' must be at least 2"):
             call()

@@ -43,10 +43,10 @@ def coarse_fit(outputs, y, weights, base):
 
 
 def patient_files(folder):
-    """Write the wards' tables with two or three rows a patient."""
+    """Write the wards' tables with several rows a patient, enough for halves of two samples or more."""
     files = site_files(folder, 'scale = "none"\ngroup_column = "patient"')
     for k, ward in enumerate(WARDS):
-        table = pd.read_csv(folder / f"{ward}.csv")
+        table = pd.concat([pd.read_csv(folder / f"{ward}.csv")] * 2)
         patient = np.random.default_rng(k).integers(0, 14 - k, len(table))
         table = table.assign(patient=[f"{ward}{number:02}" for number in patient])
         table.loc[::5, "label"] = "ill"
@@ -235,7 +235,7 @@ def test_what_sites_cannot_decide_is_refused_before_training(tmp_path):
         with refuses(fault):
             over_sites(tmp_path / "out", grid, **{**keys, **more})
     path = tmp_path / "west.csv"
-    pd.read_csv(path).head(12).to_csv(path, index=False)
+    pd.read_csv(path).head(5).to_csv(path, index=False)
     with refuses("samples of client 'west' must be at least"):
         over_sites(tmp_path / "out", grid, **keys)
     assert set(grid.asked) == {"query.facts", "query.describe", "query.clipped"}
