@@ -253,8 +253,8 @@ def whole_numbers(values: Array, *ways: str | Way) -> Integers:
 
     Raises:
         DataFault: a value is not a whole number, a float has a magnitude of 2**53 or
-            more, or there is not one value for each sample. The message names the first
-            bad value.
+            more, an integer is 2**63 or more, or there is not one value for each sample.
+            The message names the first bad value.
     """
     check_flat(values)
     rule = "values must be whole numbers"
@@ -264,7 +264,10 @@ def whole_numbers(values: Array, *ways: str | Way) -> Integers:
         numbers = values.astype(np.float64)
         is_whole = (numbers == np.round(numbers)) & (np.abs(numbers) < 2**53)
         refuse_where(~is_whole, values, rule, *ways)
-    return values.astype(np.int64)
+    codes = values.astype(np.int64)
+    if values.dtype.kind == "u":
+        refuse_where(codes < 0, values, f"{rule} below 2**63")
+    return codes
 
 
 def check_flat(values: Array | pd.Categorical) -> None:

@@ -274,7 +274,12 @@ def headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
 FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP", "GIF")
 """The formats of images by Pillow's names. No other reader of Pillow may open a file."""
 _MODES = ("1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr")
-_UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+_UNREADABLE = (
+    *(*storage.DAMAGED, ArithmeticError, AssertionError),
+    Image.DecompressionBombError,
+)
+_TURNS, _QUARTERS = (2, 3, 4, 5, 6, 7, 8), (5, 6, 7, 8)
+"""EXIF's orientations that turn or mirror an image, and those among them by a quarter turn."""
 
 
 def read_images(path: Path, size: int | None = None) -> Source:
@@ -450,9 +455,9 @@ def _header(file: Path) -> _Header:
         raise UsageError(
             f"{file}: images must have at most 8 bits a channel; got {got_text}. Convert it to 8 bits first."
         )
-    if orientation >= 5:  # a quarter turn
+    if orientation in _QUARTERS:
         size = size[::-1]
-    return _Header(size, gray, orientation > 1, transparent, animated)
+    return _Header(size, gray, orientation in _TURNS, transparent, animated)
 
 
 @contextmanager

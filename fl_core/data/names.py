@@ -9,6 +9,9 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from fl_core.data.faults import DataFault
 
 Names = tuple[str, ...]
 """Names in their order."""
@@ -24,9 +27,28 @@ _NUMBER = re.compile(
 )
 
 
-def composed(text: str) -> str:
-    """Return a name in Unicode's composed form (NFC), so that equal letters are equal characters."""
-    return unicodedata.normalize("NFC", text)
+MOST_MARKS, SHORT = 100, 1000
+"""Combining marks in a row that a text may have, and the length up to which it is not checked.
+
+The time that a form of Unicode takes grows with the square of the marks in a row."""
+
+
+def composed(text: str, form: Literal["NFC", "NFKC"] = "NFC") -> str:
+    """Return a text in a form of Unicode, such as the composed one, so that equal letters are equal characters.
+
+    Raises:
+        DataFault: a long text has more than :data:`MOST_MARKS` combining marks in a row.
+    """
+    if len(text) > SHORT and not text.isascii():
+        n_marks = 0
+        for character in text:
+            n_marks = n_marks + 1 if unicodedata.combining(character) else 0
+            if n_marks > MOST_MARKS:
+                raise DataFault(
+                    f"a text must have at most {MOST_MARKS} combining marks in a row; got {text[:9]!r}... with more.",
+                    "Remove them.",
+                )
+    return unicodedata.normalize(form, text)
 
 
 def first_duplicate(names: Sequence[str]) -> str | None:

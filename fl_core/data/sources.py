@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,7 +25,7 @@ from fl_core.data.arrays import (
 )
 from fl_core.data.columns import ColumnTable
 from fl_core.data.faults import DataFault, located
-from fl_core.data.names import Names
+from fl_core.data.names import Names, composed
 from fl_core.data.preprocessing import Categories, Preprocessing
 from fl_core.data.reading import CLIPS, IMAGENET, SCALES
 from fl_core.data.values import Array, Bools, Integers, refuse_where
@@ -135,10 +134,12 @@ class Source:
 
     def __post_init__(self) -> None:
         for name in (*self.classes, *self.owner_names, *(self.words or ())):
-            if any("\ud800" <= character <= "\udfff" for character in name):
+            try:
+                name.encode()
+            except UnicodeEncodeError as error:
                 raise UsageError(
                     f"{self.name}: names must be valid UTF-8; got {name!a}. Rename it."
-                )
+                ) from error
 
     def __len__(self) -> int:
         return len(self.y)
@@ -574,7 +575,7 @@ def tokens_of(text: str) -> list[str]:
     a_b 3 . 5 😀
     好 很
     """
-    return _TOKEN.findall(unicodedata.normalize("NFKC", text).casefold())
+    return _TOKEN.findall(composed(text, "NFKC").casefold())
 
 
 def encode(

@@ -337,8 +337,8 @@ def example(shape: tuple[int, ...], n: int = 2) -> Tensor:
         n: number of samples.
 
     Raises:
-        UsageError: a side of the shape is no integer above 0, or a sample has more than
-            :data:`LARGEST` numbers.
+        UsageError: a side of the shape or the number of token ids is no integer above 0,
+            or a sample has more than :data:`LARGEST` numbers.
     """
     shape = _check_shape(shape)
     generator = torch_generator(0, "example")
@@ -346,8 +346,9 @@ def example(shape: tuple[int, ...], n: int = 2) -> Tensor:
         return shape.samples[torch.arange(n) % len(shape.samples)]
     if not isinstance(shape, TokenShape):
         return torch.randn(n, *shape, generator=generator)
-    ids = torch.randint(1, shape.tokens, (n, *shape), generator=generator)
-    ids[..., 0] = START
+    last = shape.tokens - 1
+    ids = torch.randint(min(1, last), last + 1, (n, *shape), generator=generator)
+    ids[..., 0] = min(START, last)
     return ids
 
 
@@ -356,6 +357,10 @@ def _check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     if not shape or not all(type(side) is int and side > 0 for side in shape):
         raise UsageError(
             f"the shape of a sample must be integers above 0; got {shape}."
+        )
+    if isinstance(shape, TokenShape) and shape.tokens < 1:
+        raise UsageError(
+            f"the number of token ids must be above 0; got {shape.tokens}."
         )
     if math.prod(shape) > LARGEST:
         raise UsageError(

@@ -79,6 +79,8 @@ _CONFIG = {
     "dataset": str,
     "algorithm": str,
     "rounds": COUNT,
+    "seed": COUNT,
+    "preprocessing?": ({"columns": [str]}, None),
     "options": dict,
     "model": (str, None),
     "model_options": dict,

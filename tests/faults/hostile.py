@@ -31,6 +31,7 @@ from fl_core.run import runner, stored_models
 from tests.faults.test_strangers import CALLS, archive as pickled
 
 N = 2**20
+MARKS = ("a" + "\u0301\u0323" * N).encode()
 HEADER = json.dumps({"schema": rows.SCHEMA}).encode() + b"\n"
 PLAN = {"format": "fedlayers.plan/2", "why": {}, "sha256": ""}
 
@@ -163,9 +164,17 @@ def large_dictionary():
 
 
 def text_arrays(sign, x=None):
-    """Return an archive of samples and of labels that are texts of one sign each."""
-    file, y = io.BytesIO(), np.full(60, sign, np.uint32).view("U1")
+    """Return an archive of samples, and of labels that are one text, or one sign by its number."""
+    file, y = io.BytesIO(), np.full(60, sign)
+    if y.dtype.kind != "U":
+        y = np.full(60, sign, np.uint32).view("U1")
     np.savez(file, x=np.zeros((60, 4), np.float32) if x is None else x, y=y)
+    return file.getvalue()
+
+
+def many_classes(count):
+    file = io.BytesIO()
+    np.savez_compressed(file, x=np.zeros((count, 2), "f4"), y=np.arange(count))
     return file.getvalue()
 
 
@@ -223,9 +232,13 @@ def nested(depth):
     return value
 
 
-def png(width, height, pixels, *chunks):
-    """Return a PNG of gray pixels, whose rows begin with a filter's number, and other chunks."""
-    size = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+TURN = b"II*\0\x08\0\0\0" + struct.pack("<HHHI4sI", 1, 0x112, 2, 4, b"abc\0", 0)
+"""EXIF data whose orientation is a text."""
+
+
+def png(width, height, pixels, *chunks, kind=0):
+    """Return a PNG of 8 bits, whose rows begin with a filter's number, and other chunks. The kind 0 is gray."""
+    size = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
     chunks_of_file = [
         (b"IHDR", size),
         *chunks,
@@ -301,6 +314,7 @@ BOMBS = {
         "keys times lines": lambda: b"{" + numbered(2000, b'"k%d": 1, ') + b'"label": 1}\n' + b"{}\n" * 20_000,
         "repeated keys": lambda: HEADER + b"{" + b'"text": 1, ' * 100_000 + b'"label": 1}\n',
         "huge numbers": lambda: HEADER + b'{"value": ' + b"9" * N + b"}\n",
+        "marks in a row": lambda: (b'{"text": "' + MARKS + b'", "label": 0}\n{"text": "b", "label": 1}\n') * 9,
         "whole numbers beyond all": lambda: (b'{"x": ' + b"1" * 400 + b', "label": 0}\n{"x": 2, "label": 1}\n') * 30,
     },
     "toml": {
@@ -338,6 +352,8 @@ BOMBS = {
         "one block in all entries": lambda: one_block(9000),
         "a large dictionary": large_dictionary,
         "another packing": lambda: archive((96 * N,), n_bytes=384 * N, count=2, packing=zipfile.ZIP_BZIP2),
+        "marks in a row": lambda: text_arrays("a" + "\u0301\u0323" * (N // 16)),
+        "a class for each sample": lambda: many_classes(60_000),
         "half a sign": lambda: text_arrays(0xD800),
         "a sign beyond all": lambda: text_arrays(0x7FFFFFFF),
         "another order of bytes": lambda: text_arrays(65, np.zeros((60, 4), ">f4")),
@@ -377,6 +393,7 @@ BOMBS = {
     "parquet": {
         "many values": lambda: table(x=np.zeros(2 * N, np.int8), label=np.zeros(2 * N, np.int8)),
         "a long string": lambda: table(x=["a" * (4 * N)] * 100, label=[0, 1] * 50),
+        "marks in a row": lambda: table(text=[MARKS.decode(), "a"] * 50, label=[0, 1] * 50),
         "many strings": lambda: table(x=["a" * 999] * 300_000, label=["b"] * 300_000),
         "differences": lambda: table(
             {"use_dictionary": False, "column_encoding": {"x": "DELTA_BYTE_ARRAY"}},
@@ -412,6 +429,8 @@ BOMBS = {
         "a packed profile": lambda: png(8, 8, bytes(72), (b"iCCP", b"a\0\0" + zlib.compress(bytes(2**28)))),
         "repeated keys": lambda: png(8, 8, bytes(72), *[(b"tEXt", b"a\0b")] * 100_000),
         "huge numbers": lambda: b"\x89PNG\r\n\x1a\n" + b"\x7f\xff\xff\xffIHDR" + bytes(N),
+        "no palette": lambda: png(8, 8, bytes(72), kind=3),
+        "a turn in words": lambda: png(8, 8, bytes(72), (b"eXIf", TURN)),
         "many scans": lambda: scans(30_000, 2000),
         "directories in a circle": lambda: circle(60_000),
         "many frames": lambda: frames(2000),

@@ -107,6 +107,7 @@ BEGUN = {
     "dataset": "heart",
     "algorithm": "fedavg",
     "rounds": 3,
+    "seed": 0,
     "model": None,
     "batchnorm": "global",
     "command": "",

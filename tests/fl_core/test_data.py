@@ -200,6 +200,7 @@ BAD = [
     ),
     ({"y": np.array(["a", "b", " "] * 10)}, "y, row 2.*label.*' '"),
     ({"y": np.where(np.arange(30) == 9, np.nan, 1)}, "y, row 9"),
+    ({"y": np.array([1, 2**63, 0] * 10, np.uint64)}, "y, row 1.*below 2"),
     ({"y": np.zeros(30, int)}, "2 classes"),
     ({"y": np.zeros((30, 2), int)}, r"\[30, 2\].*y\.argmax\(axis=1\)"),
     ({"y": labels(29)}, r"\b30 .*\b29\b"),

@@ -21,6 +21,7 @@ TURNED = {  # how the pixels of each orientation are shown
     6: lambda x: np.rot90(x, -1),
     7: lambda x: x.swapaxes(0, 1)[::-1, ::-1],
     8: lambda x: np.rot90(x),
+    9: lambda x: x,  # no orientation
 }
 
 

@@ -125,11 +125,13 @@ def test_a_class_without_a_sample_is_left_out_of_macro_f1():
     assert right == pytest.approx(rows.query("split == 'test'")["value"].iloc[-1])
 
 
-def test_integers_are_token_ids_for_a_module_that_takes_them():
-    ids, y = torch.randint(0, 9, (60, 4)), torch.arange(60) % 2
+@pytest.mark.parametrize("count", [9, 2, 1])
+def test_integers_are_token_ids_for_a_module_that_takes_them(count):
+    ids, y = torch.randint(0, count, (60, 4)), torch.arange(60) % 2
+    ids[0] = count - 1
     pairs = {"a": (ids, y), "b": (ids.numpy(), y)}
-    embedding = nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(12, 2))
+    embedding = nn.Sequential(nn.Embedding(count, 3), nn.Flatten(), nn.Linear(12, 2))
     task = built(pairs, lambda: embedding)
     assert task.data.clients[0].train.x.dtype == torch.int64
-    assert models.example(task.data.shape).max() < 9
+    assert models.example(task.data.shape).max() < count
     assert built(pairs, nn.Linear(4, 2)).data.clients[0].train.x.dtype == torch.float32

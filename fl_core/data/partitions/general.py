@@ -25,7 +25,8 @@ from fl_core.errors import Bound, Positive, UsageError, check_value, listing
 if TYPE_CHECKING:
     from fl_core.data.sources import Source
 
-_DRAWS = 1000
+_DRAWS, _SHARES = 1000, 20_000_000
+"""The maximum number of draws of a partition, and of shares of a class in all draws."""
 T = TypeVar("T")
 
 
@@ -99,7 +100,10 @@ class Dirichlet(WithAlpha):
             counts[:, -1] = sizes - counts[:, :-1].sum(1)
             return int(counts.sum(0).min()), counts
 
-        counts = _large_enough(draw, self.min_size, self.name, len(labels), self.alpha)
+        n_shares = clients * len(sizes)
+        counts = _large_enough(
+            draw, self.min_size, self.name, len(labels), self.alpha, n_shares
+        )
         class_pieces = [
             np.split(generator.permutation(rows), np.cumsum(count)[:-1])
             for rows, count in zip(rows_of_class, counts, strict=True)
@@ -368,12 +372,18 @@ def _capped(
             ]
         return min(map(len, client_rows)), client_rows
 
-    division = _large_enough(draw, min_size, what, len(labels), alpha)
+    n_shares = clients * len(np.unique(labels))
+    division = _large_enough(draw, min_size, what, len(labels), alpha, n_shares)
     return [np.sort(rows) for rows in division]
 
 
 def _large_enough(
-    draw: Callable[[], tuple[int, T]], least: int, what: str, samples: int, alpha: float
+    draw: Callable[[], tuple[int, T]],
+    least: int,
+    what: str,
+    samples: int,
+    alpha: float,
+    n_shares: int,
 ) -> T:
     """Return the first draw whose smallest client has enough samples.
 
@@ -383,18 +393,22 @@ def _large_enough(
         least: the minimum number of samples of a client.
         what: the partition's name, for the message.
         samples, alpha: number of all samples and concentration, for the message.
+        n_shares: the number of shares in a draw. Large draws are fewer, since their
+            sizes hardly differ.
 
     Raises:
-        UsageError: none of :data:`_DRAWS` draws has enough.
+        UsageError: none of the draws has enough. There are :data:`_DRAWS` at most, and
+            of :data:`_SHARES` shares altogether.
     """
     largest_minimum = 0
-    for _ in range(_DRAWS):
+    n_draws = min(_DRAWS, max(1, _SHARES // n_shares))
+    for _ in range(n_draws):
         smallest, division = draw()
         if smallest >= least:
             return division
         largest_minimum = max(largest_minimum, smallest)
     raise UsageError(
         f"partition {what}: each client must have at least {least} of {samples} samples with alpha={alpha:g}; "
-        f"got at most {largest_minimum} for the smallest in {_DRAWS} draws. "
+        f"got at most {largest_minimum} for the smallest in {n_draws} draws. "
         "Use a larger alpha, fewer clients, more samples, or partition 'iid'."
     )
