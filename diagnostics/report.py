@@ -348,7 +348,7 @@ class Report(Displayed):
         return f"Report({metrics}; {differences})"
 
 
-def _by_layer(values: pd.DataFrame) -> "pd.Series[float]":
+def _by_layer(values: pd.DataFrame) -> pd.Series[float]:
     """Return a metric's value by layer: that of all clients together (client ""), or the mean of all rows."""
     of_all = values[values["client"] == ""]
     if len(of_all):
