@@ -244,7 +244,7 @@ class Report(Displayed):
         return selected[selected["variant"] == variant]
 
     def of_rounds(self, rounds: int | Sequence[int]) -> Report:
-        """Return a report with the rows of some rounds only."""
+        """Return a new report with the rows of some rounds only. Rounds without rows are ignored."""
         in_rounds = self.table["round"].isin(as_list("rounds", rounds))
         return replace(self, table=self.table[in_rounds].reset_index(drop=True))
 

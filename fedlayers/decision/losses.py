@@ -119,7 +119,8 @@ class FinishedRun:
     """A finished run of a way, and what its clients predict after each amount of fine-tuning.
 
     Attributes:
-        tuned: a predictor for each amount of fine-tuning. Amounts that diverged are missing.
+        tuned: a predictor for each amount of fine-tuning. If one
+            diverged, all amounts at its factor of the rate are missing.
         learned_nothing: whether its training loss is not below that of the base rate,
             before fine-tuning. It is False unless outputs are probabilities.
         loaded: the run's models; None if they are at sites.
@@ -667,12 +668,14 @@ def outputs_after(
 ) -> dict[Tuning, Tensor]:
     """Return the raw outputs [n, C] of a tuner's samples, before and after some amounts of fine-tuning.
 
-    Amounts of at least one epoch that diverge are left out.
+    Amounts are trained together by their factor of the rate. If one diverges, all
+    amounts of this factor are left out, shorter ones too.
 
     Args:
         tuner: trains the copies.
         task: the run's task, whose layers are all fine-tuned.
-        amounts: the amounts of fine-tuning. No fine-tuning is always added.
+        amounts: the amounts of fine-tuning, each once, those of a factor in ascending
+            epochs. No fine-tuning is always added.
         lr: the learning rate of the run.
 
     Raises:
