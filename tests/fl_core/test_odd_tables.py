@@ -427,6 +427,64 @@ def test_a_table_of_another_country_is_read_with_the_options_that_are_proposed(
     assert find_faults(path, findings.reading).source.x[:, 0] == pytest.approx(wine)
 
 
+COMMAS = {  # cells of a column, the numbers of each reading, and the options that read them so
+    "thousands or decimals": (["1,234", "5"], {"thousands": [1234, 5], "decimal": [1.234, 5]}),
+    "commas alone": (["1,234", "-2,500"], {"thousands": [1234, -2500], "decimal": [1.234, -2.5]}),
+    "larger numbers": (["1,234", "5000"], {"thousands": [1234, 5000], "decimal": [1.234, 5000]}),
+    "many": ([f"{k},{k + 200}" for k in range(1, 20)], {}),
+    "decimals": (["1,234", "5", "12,5"], {"decimal": [1.234, 5, 12.5]}),
+    "decimals below one": (["0,123", "1,234"], {"decimal": [0.123, 1.234]}),
+    "decimals of large numbers": (["1234,567", "5"], {"decimal": [1234.567, 5]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", COMMAS)
+def test_a_comma_with_two_readings_is_refused_with_both(tmp_path, kind):
+    """None of them is chosen. Each repair gives the numbers that it names."""
+    some, readings = COMMAS[kind]
+    cells = [some[k % len(some)] for k in range(N)]
+    table = pd.DataFrame({"v": cells, "label": words("0", "1")})
+    path = tmp_path / "t.csv"
+    table.to_csv(path, sep=";", index=False)
+    given = Reading(csv={"sep": ";"})
+    (fault,) = (findings := find_faults(path, given)).faults
+    if len(readings) == 1:
+        assert findings.reading.csv == {"sep": ";", "decimal": ","}
+    else:
+        assert findings.reading == given
+        ways = [say for say, _ in fault.ways]
+        assert len(ways) == 2
+        for way, key in zip(ways, ("thousands", "decimal"), strict=True):
+            assert f"{{'sep': ';', '{key}': ','}}" in way
+        lines = [say for say, _ in find_faults(table, PLAIN).faults[0].ways]
+        target = Reading(csv={"sep": ";"}, task="regression", label_column="v")
+        (labels,) = find_faults(path, target).faults
+        assert [say for say, _ in labels.ways] == ways
+        assert not labels.line
+    for key, numbers in readings.items():
+        how = replace(given, csv={"sep": ";", key: ","})
+        source = find_faults(path, how).source
+        assert source.x[: len(some), 0].tolist() == numbers
+        if len(readings) == 2:
+            way = lines[["thousands", "decimal"].index(key)]
+            scope = {"pd": pd, "table": table.copy()}
+            exec(way.split("`")[1], scope)
+            assert scope["table"]["v"].tolist()[: len(some)] == numbers
+
+
+def test_points_are_between_thousands_where_commas_are_decimal(tmp_path):
+    """A point that the settings leave one reading gets this one."""
+    path = tmp_path / "t.csv"
+    table = pd.DataFrame({"v": ["1.234", "5"] * (N // 2), "label": words("0", "1")})
+    table.to_csv(path, sep=";", index=False)
+    reading = Reading(csv={"sep": ";", "decimal": ","})
+    (fault,) = find_faults(path, reading).faults
+    assert "'thousands': '.'" in str(fault)
+    scope = {"pd": pd, "table": table}
+    exec(fault.line, scope)
+    assert table["v"].tolist()[:2] == [1234, 5]
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_nines_are_missing_after_what_their_mark_says(tmp_path, suffix):
     """The note's own words read the table again. Marks that were asked for stay."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -633,7 +633,8 @@ def measures_fault(name: str, cells: pd.Categorical) -> DataFault | None:
     number with the same unit or sign. At least a quarter of these must not be plain
     numbers. Codes such as ``NYHA2`` and ``ward 3`` are words. The fault's line makes
     plain numbers of the cells. It leaves the column out if that is not clear, or if the
-    numbers identify rows (:func:`identifies`).
+    numbers identify rows (:func:`identifies`). If the cells can be read in two ways,
+    the message has the line of each.
 
     >>> measures_fault("v", pd.Categorical([f"{k},5" for k in range(9)])).line
     "table['v'] = pd.to_numeric(table['v'].astype(str)....str.replace('.', '').str.replace(',', '.'))"
@@ -675,10 +676,75 @@ def measures_fault(name: str, cells: pd.Categorical) -> DataFault | None:
             signs = f".str.replace({thousands!r}, '').str.replace({decimal!r}, '.')"
             line = f"table[{name!r}] = pd.to_numeric(table[{name!r}]{steps}{signs})"
             lines.setdefault(tuple(values[plain != ""]), line)
-    if len(lines) != 1:
+    if not lines:
         return leave
+    if len(lines) > 1:
+        ways = [f"Write `{line}`." for line in lines.values()]
+        return DataFault(f"{rule} and two readings.", *ways, line=leave.line)
     (line,) = lines.values()
     return DataFault(f"{rule}.", line=line)
+
+
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+GROUPED = {sign: rf"[+-]?[1-9][0-9]{{0,2}}{re.escape(sign)}[0-9]{{3}}" for sign in ",."}
+"""A number such as 1,234 with a sign that stands between thousands, or is decimal."""
+
+
+def readings_fault(
+    name: str,
+    column: pd.Series,
+    cells: pd.Categorical,
+    csv: Mapping[str, Any] | None,
+) -> DataFault | None:
+    """Return the fault of a column of whole numbers and of ones such as 1,234, or None.
+
+    The sign may stand between thousands, or be decimal. The message names the repair
+    for each, and none is chosen. The sign is a point if the settings have a decimal
+    comma. A meaning that the settings give to another sign is left out.
+
+    >>> column = pd.Series(["1,234", "5"])
+    >>> fault = readings_fault("dose", column, texts_of(column), {"sep": ";"})
+    >>> [way for way, _ in fault.ways]  # doctest: +NORMALIZE_WHITESPACE
+    ["Read '1,234' as 1234: csv={'sep': ';', 'thousands': ','}.",
+     "Read '1,234' as 1.234: csv={'sep': ';', 'decimal': ','}."]
+
+    Args:
+        name: the column's name.
+        column: the column as it was read. Its cells that are numbers do not count.
+        cells: the column as text.
+        csv: the options of a text file. None means a table of another kind, which is
+            repaired by a line of pandas.
+    """
+    options = csv or {}
+    sign = ","
+    if options.get("decimal") == sign:
+        sign = "."
+    if not any(sign in word for word in cells.categories):
+        return None
+    texts = {word.strip() for word in column if isinstance(word, str)}
+    grouped = sorted(word for word in texts if sign in word)
+    if not all(re.fullmatch(GROUPED[sign], word) for word in grouped):
+        return None
+    if not grouped or not all(map(_WHOLE.fullmatch, texts - {*grouped, ""})):
+        return None
+    ways, lines = [], []
+    for key, replaced in (("thousands", ""), ("decimal", ".")):
+        if key in options:
+            continue
+        line = f"table[{name!r}] = pd.to_numeric(table[{name!r}].astype(str).str.replace({sign!r}, {replaced!r}))"
+        way = f"write `{line}`"
+        if csv is not None:
+            way = spelled(csv={**csv, key: sign})
+        number = grouped[0].replace(sign, replaced)
+        ways.append(f"Read {grouped[0]!r} as {number}: {way}.")
+        lines.append(line)
+    if not ways:
+        return None
+    if len(ways) == 1:
+        rule = f"cells must be numbers or words; got {grouped[0]!r}."
+        return DataFault(rule, *ways, line=lines[0])
+    rule = f"numbers must have one reading; got {grouped[0]!r}, which has two."
+    return DataFault(rule, *ways, line=dropping([name]))
 
 
 _NUMERAL = re.compile(r"[0-9]+(?:[.,][0-9]+)*")

@@ -16,7 +16,7 @@ from fl_core.data import arrays, preprocessing
 from fl_core.data.columns import ColumnTable
 from fl_core.data.faults import DataFault, Way
 from fl_core.data.names import Names, is_mark, is_number, nearly_equal
-from fl_core.data.reading import PLAIN, Reading
+from fl_core.data.reading import EARLIER, PLAIN, Reading
 from fl_core.data.sources import Source, encode
 from fl_core.data.table.describe import (
     LEFT_OUT,
@@ -38,6 +38,7 @@ from fl_core.data.table.describe import (
     mark_of_nines,
     measures_fault,
     outside_fences,
+    readings_fault,
     roles_of,
     spellings_fault,
     take,
@@ -399,14 +400,24 @@ class _Table:
                 if cells is None:
                     cells = texts_of(column)
                 described = Described(name, role, cells)
-        cells, fault = described.cells, None
-        if isinstance(cells, pd.Categorical):
-            fault = forms_fault(name, column, cells)
-        if fault and role:
+        cells = described.cells
+        if not isinstance(cells, pd.Categorical):
+            return described
+        fault = forms_fault(name, column, cells)
+        if described.kind != role and name not in (self.how.categories or ()):
+            fault = fault or readings_fault(name, column, cells, self._csv())
+        if fault and described.kind == role:
             self.refuse(fault, name)
         elif fault:
             described.refused(fault)
         return described
+
+    def _csv(self) -> dict[str, Any] | None:
+        """Return the options of pandas for a text file, or None for a table of another kind."""
+        if isinstance(self.data, Path) and self.data.suffix.lower() in TEXTS:
+            options = self.how.csv or {}
+            return {key: options[key] for key in options if key != EARLIER}
+        return None
 
     # --- labels ----------------------------------------------------------------------------------------------------
 
@@ -665,9 +676,10 @@ class _Table:
             return ""
         count = plural(int(np.count_nonzero(column.cells == mark)), "cell")
         way = f"table[{name!r}] = table[{name!r}].replace({mark:.0f}, None)"
-        if isinstance(self.data, Path) and self.data.suffix.lower() in TEXTS:
-            marks = [*(self.how.csv or {}).get("na_values", ()), f"{mark:.0f}"]
-            way = spelled(csv={"na_values": ",".join(map(str, marks))})
+        options = self._csv()
+        if options is not None:
+            marks = [*options.get("na_values", ()), f"{mark:.0f}"]
+            way = spelled(csv={**options, "na_values": ",".join(map(str, marks))})
         warn(
             f"{self.where}, column {name!r}: {mark:.0f} in {count} is far from the others, and may mark missing "
             f"values. Say it: {way}"
@@ -780,6 +792,8 @@ def _target_fault(column: Described) -> DataFault | None:
     fault, name = column.fault, column.name
     if fault is not None and fault.line and fault.line != dropping([name]):
         return DataFault(fault.rule, row=fault.row, line=fault.line)
+    if fault is not None and len(fault.ways) > 1 and fault.line:
+        return DataFault(fault.rule, *fault.ways)  # each way has its reading
     if column.kind == NUMBER:
         return None
     words = [word for word in words_of(column.cells) if word]
@@ -877,7 +891,8 @@ def new_rows(
 ) -> Array:
     """Return new rows [n, d] of a trained model's columns: numbers, and for words their index among the column's words.
 
-    A missing column counts as empty.
+    A missing column counts as one of missing cells. Missing words are a category of
+    their own, if training samples had them.
 
     Args:
         opened: the table.

@@ -33,7 +33,7 @@ from fl_core.data.reading import (
     Reading,
     holds_images,
 )
-from fl_core.data.table.describe import EXACT, days_of
+from fl_core.data.table.describe import EXACT, GROUPED, days_of
 from fl_core.errors import UsageError, about, listing, plural, warn
 
 SEPARATORS = (",", ";", "\t", "|")
@@ -639,10 +639,10 @@ class Csv:
     def _has_commas(self, frame: pd.DataFrame) -> bool:
         """Return whether the file seems to have decimal commas.
 
-        All words of some column must be numbers with or without a comma. Not all of
-        them may end in a comma and three digits. No column of numbers may have
-        fractions. The answer is no if the settings have a sign for decimals or
-        thousands.
+        All words of some column must be numbers with or without a comma. Some comma
+        must have another place than one between thousands, as in 1,5. No column of
+        numbers may have fractions. The answer is no if the settings have a sign for
+        decimals or thousands.
         """
         if {"decimal", "thousands"} & self.options.keys():
             return False
@@ -650,7 +650,8 @@ class Csv:
         for k in frame.select_dtypes("category"):
             words = frame[k].cat.categories
             numeric = len(words) > 1 and bool(words.str.fullmatch(_COMMA).all())
-            has_commas |= numeric and not words.str.fullmatch(".*,[0-9]{3}").all()
+            with_comma = words[words.str.contains(",")].str.strip()
+            has_commas |= numeric and not with_comma.str.fullmatch(GROUPED[","]).all()
         if not has_commas:
             return False
         numbers = [frame[k].dropna() for k in frame.select_dtypes("float")]
