@@ -266,8 +266,8 @@ class Preprocessing:
         Let q1 and q99 be the 1 % and 99 % quantiles of the training samples, and w
         their distance. A column is odd in one of these cases: a word was not seen; a
         share above :data:`ODD` lies outside [q1 - 3 w, q99 + 3 w]; more than half of
-        the values, and more than five, lie outside [q1, q99]; or all values are missing
-        and filled. Numbers without stored quantiles are not examined.
+        the values, and more than five, lie outside [q1, q99]; or all values are
+        missing. Numbers without stored quantiles are not examined.
         """
         faults = {}
         for k, values in enumerate(x.T):
@@ -294,9 +294,12 @@ class Preprocessing:
                     f"{is_odd.sum():,} of {n_values:,} values are {explanation}",
                     is_odd,
                 )
-            is_missing = values == words.index("") if "" in words else np.isnan(values)
+            is_missing, outcome = np.isnan(values), "are filled"
+            if "" in words:
+                is_missing = values == words.index("")
+                outcome = "are as the training samples without one"
             if is_missing.all() and (words or self.fill):
-                faults[name] = "no row has a value, so all are filled", is_missing
+                faults[name] = f"no row has a value, so all {outcome}", is_missing
         return faults
 
     def to_json(self) -> dict[str, Any]:

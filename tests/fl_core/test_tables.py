@@ -361,6 +361,25 @@ def test_a_column_without_a_value_in_new_rows_is_noted():
         assert set(samples.notes) == {repr(*empty)}
 
 
+@pytest.mark.parametrize("lacking", [True, False])
+def test_a_missing_column_of_words_is_as_one_of_missing_cells(lacking):
+    """It is their category, or it is refused if training samples have none. It is never the first word."""
+    table = frame().assign(ward=["icu", "icu", "" if lacking else "icu", "er"] * 15)
+    reading = Reading(impute="median", fill_missing_columns=True)
+    federated = data.load(as_data(table, reading), impute="median")
+    inputs = Inputs.from_federation(federated, reading)
+    for new in (table.drop(columns="ward"), table.assign(ward=""), table.assign(ward=np.nan)):  # fmt: skip
+        if not lacking:
+            with refuses("'ward'.*such as 'er', 'icu'; got none"):
+                inputs.samples(new)
+            continue
+        with pytest.warns(UserWarning, match="no row has a value"):
+            x = inputs.samples(new).x
+        names = inputs.preprocessing.inputs
+        places = [names.index(f"ward={word}") for word in ("", "er", "icu", "other")]
+        assert (x[:, places].numpy() == [1, 0, 0, 0]).all()
+
+
 def test_a_messy_folder_becomes_one_tidy_table(tmp_path, monkeypatch, capsys):
     """A separator, an encoding, a title and a decimal sign of one file; the script that check writes repairs them."""
     monkeypatch.chdir(tmp_path)

@@ -901,22 +901,29 @@ def new_rows(
         way: advice on how to write new samples, for errors.
 
     Raises:
-        DataFault: a cell is no number, or a column is written in another form, such as
-            dates. The message names the column, and the first bad row where there is
-            one.
+        DataFault: a cell is no number, a column is written in another form, such as
+            dates, or a column has no word at all and no training sample lacked one. The
+            message names the column, and the first bad row where there is one.
     """
     features: list[Array] = []
     named = replace(PLAIN, columns=list(columns))
     for name in columns:
         place = f"{opened.where}, column {name!r}"
         try:
-            if name not in opened.frame:
-                features.append(np.full(len(opened.frame), np.nan))
-            elif name in words:
-                cells = texts_of(opened.frame[name])
+            column = pd.Series(np.full(len(opened.frame), np.nan))
+            if name in opened.frame:
+                column = opened.frame[name]
+            if name in words:
+                cells = texts_of(column)
+                if "" not in words[name] and lacks_value(cells).all():
+                    some = listing(map(repr, words[name]), 4)
+                    rule = f"the column must have words of training samples, such as {some}; got none."
+                    raise DataFault(rule, "Add them, or train without the column.")
                 features.append(preprocessing.codes(cells, words[name]))
+            elif name not in opened.frame:
+                features.append(column.to_numpy())
             else:
-                described = take(name, opened.frame[name], named)
+                described = take(name, column, named)
                 if described.fault is not None and described.kind != WORDS:
                     raise DataFault(described.fault.rule, way, row=described.fault.row)
                 features.append(numbers(described.cells, way))
