@@ -11,7 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from fl_core.errors import ABOVE_0, BELOW_1, SIZE, Size, UsageError, check_value
+from fl_core.errors import (
+    ABOVE_0,
+    BELOW_1,
+    SIZE,
+    Size,
+    UsageError,
+    check_value,
+    spelled,
+)
 from fl_core.models.building import image_shape, model
 from fl_core.models.tokens import PAD, TokenShape
 
@@ -681,8 +689,9 @@ def vit(
     defaults are ViT-Ti's.
 
     Raises:
-        UsageError: samples are no images, ``heads`` does not divide ``width``, or
-            ``patch`` does not divide the sides.
+        UsageError: samples are no images, ``heads`` does not divide ``width``,
+            ``patch`` does not divide the sides, or its default would give more than
+            :data:`MOST_PATCHES` patches a side.
     """
     from timm.models.vision_transformer import VisionTransformer
 
@@ -713,8 +722,8 @@ def mixer(
     channels are four times as wide. ``patch`` is as in ``vit``.
 
     Raises:
-        UsageError: samples are no images, or ``patch`` does not divide the image's
-            sides.
+        UsageError: samples are no images, ``patch`` does not divide the image's sides,
+            or its default would give more than :data:`MOST_PATCHES` patches a side.
     """
     from timm.models.mlp_mixer import MlpMixer
 
@@ -726,6 +735,10 @@ def mixer(
     assert isinstance(network.head, nn.Linear)
     network.head.reset_parameters()  # timm's is zero, which blocks the gradient at first
     return network
+
+
+MOST_PATCHES = 32
+"""The maximum number of patches a side that the default patch gives."""
 
 
 def _cut(
@@ -740,7 +753,8 @@ def _cut(
             gives at most 8 patches a side, or else the largest that divides them.
 
     Raises:
-        UsageError: samples are no images, or the patch does not divide their sides.
+        UsageError: samples are no images, the patch does not divide their sides, or the
+            default gives more than :data:`MOST_PATCHES` patches a side.
     """
     channels, height, width = image_shape(name, shape)
     divisor = math.gcd(height, width)
@@ -750,6 +764,11 @@ def _cut(
             for k in range(1, divisor + 1)
             if (divisor % k == 0 and 8 * k >= max(height, width)) or k == divisor
         )
+        if max(height, width) > MOST_PATCHES * patch:
+            raise UsageError(
+                f"{name}: sides of images must have a larger common divisor; got {height} x {width}, which patches "
+                f"of {patch} divide. Crop the images, or set the patch: {spelled(model_options={'patch': patch})}."
+            )
     if divisor % patch:
         raise UsageError(
             f"{name}: patch must divide the image's sides {height} x {width}; got {patch}."

@@ -248,6 +248,8 @@ def test_bad_requests_are_named():
         (vit, COLOUR, {"pretrained": "no/file"}, "pretrained.*'no/file'"),
         (base, COLOUR, {"pretrained": True}, "timm.*none.*pretrained=PATH"),
         ("vit", COLOUR, {"patch": 5}, "32 x 32.*5"),
+        ("vit", (1, 100, 101), {}, "100 x 101.*{'patch': 1}"),
+        ("mixer", (1, 66, 64), {}, "66 x 64.*{'patch': 2}"),
         ("vit", COLOUR, {"width": 10, "heads": 3}, "heads=3.*10"),
         (squeeze, IMAGE, {}, "3 channels.*1"),
         (squeeze, COLOUR, {"drop": 0.1}, "'dropout'"),
