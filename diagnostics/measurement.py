@@ -217,7 +217,11 @@ reported.
 
 
 class NoValue(Exception):
-    """Raised if there is no value. The reason becomes a status."""
+    """The reason why a metric has no value, for instance at a layer or a client.
+
+    A metric raises it, or returns it in place of the number of one variant. The row of
+    the metric has no value then, and the text as its status.
+    """
 
 
 def no_progress(text: str) -> None:

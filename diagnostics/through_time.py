@@ -157,13 +157,15 @@ def through_time(
             for key, value in request.items()
         }
         if unknown_types and out is not None:
+            type_names = listing(sorted(unknown_types))
             raise UsageError(
                 "out must be left out for options with objects that only Python knows; "
-                f"got {listing(sorted(unknown_types))}. Keep the rows by report.write."
+                f"got {type_names}. Keep the rows by report.write."
             )
         if not unknown_types:
             folder = Path(out or Path(path).with_name(Path(path).name + SUFFIX))
-            file = folder / f"rows-{sha(json_bytes(texts))[:8]}.jsonl"
+            digest = sha(json_bytes(texts))[:8]
+            file = folder / f"rows-{digest}.jsonl"
     report = None
     if file is not None and file.exists():
         report = Report.read(file)

@@ -148,9 +148,10 @@ def _readable_parquet(path: Path) -> Iterator[None]:
 
 
 def page_bytes(path: Path, metadata: FileMetaData) -> int:
-    """Return the number of bytes that the pages of a Parquet file's columns unpack to, by the pages' own headers.
+    """Return the number of bytes that all pages of a Parquet file unpack to, as the pages' own headers say.
 
-    The reader takes this memory for a page, and never more. The sizes in the file's list of columns may be too low.
+    The sizes in the file's list of columns may be too low. While a page is read, up to
+    :data:`PAGE_COPIES` copies of its bytes are in memory. The caller must allow for them.
 
     Args:
         path: the file's path.
@@ -183,8 +184,11 @@ def page_bytes(path: Path, metadata: FileMetaData) -> int:
                 most_pages -= 1
                 if unpacked_size < 0 or packed_size < 0 or most_pages < 0:
                     raise ValueError("its pages are too many or have no size")
-                details = {**header.get(DATA_PAGE, {}), **header.get(DATA_PAGE_2, {})}
-                if DIFFERENCES in (details.get(2), details.get(4)):
+                encodings = (
+                    header.get(DATA_PAGE, {}).get(2),
+                    header.get(DATA_PAGE_2, {}).get(4),
+                )
+                if DIFFERENCES in encodings:
                     raise ValueError(
                         "texts must be written plainly or as a dictionary; got differences"
                     )

@@ -663,12 +663,16 @@ def one_line(box: str) -> str:
 
 
 def _flags(kind: type, hidden: Collection[str], helps: bool) -> list[Any]:
-    """Return fields of a dataclass as tyro reads them. A flag that is not given is None, or an empty list of options.
+    """Return a triple (name, annotated type, field) for each flag of a dataclass.
+
+    tyro parses the dataclass that :func:`dataclasses.make_dataclass` makes of them. A
+    flag that is not given is None, or an empty list for those of :data:`OPTIONS`. A
+    field without a default is a required flag.
 
     Args:
-        kind: the dataclass.
-        hidden: fields without a flag.
-        helps: whether help is asked for, which shows the fields' docstrings.
+        kind: the dataclass whose fields become flags.
+        hidden: names of fields that get no flag.
+        helps: whether help is asked for. Only then are the fields' docstrings read.
     """
     from tyro import conf
     from tyro.constructors import PrimitiveConstructorSpec

@@ -71,7 +71,7 @@ def test_a_summary_shows_the_value_of_all_clients_that_a_rule_reads():
     )
     plan = fl.select(report, "sensitivity_ratio")
     shown = report.summary().rows
-    assert [row[1] for row in shown] == pytest.approx([*plan.evidence.values])
+    assert [row[1] for row in shown] == pytest.approx([*plan.why.values])
 
 
 @pytest.mark.parametrize("door", [fl.diagnose, fl.cross_scores])

@@ -334,6 +334,18 @@ def test_a_packed_table_of_texts(tmp_path):
     assert megabytes < LITTLE / 2**20
 
 
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_pages_with_any_number_of_empty_cells_are_read(tmp_path, version):
+    """The number of empty cells in a page's header is no encoding."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for empty in range(10):
+        cells = pd.Series([None] * empty + [1.5] * 400).to_frame("x")
+        path = tmp_path / f"{empty}.parquet"
+        table = pytest.importorskip("pyarrow").Table.from_pandas(cells)
+        parquet.write_table(table, path, data_page_version=version)
+        assert read_part(path)["x"].isna().sum() == empty
+
+
 def read_part(path, texts=()):
     """Read the rows of a table of one file."""
     return open_table(path, PLAIN, texts).frame

@@ -686,7 +686,7 @@ def measures_fault(name: str, cells: pd.Categorical) -> DataFault | None:
 
 
 _WHOLE = re.compile(r"[+-]?[0-9]+")
-GROUPED = {sign: rf"[+-]?[1-9][0-9]{{0,2}}{re.escape(sign)}[0-9]{{3}}" for sign in ",."}
+GROUPED = {sign: rf"[+-]?[1-9][0-9]{{0,2}}[{sign}][0-9]{{3}}" for sign in ",."}
 """A number such as 1,234 with a sign that stands between thousands, or is decimal."""
 
 

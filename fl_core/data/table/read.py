@@ -660,9 +660,14 @@ class Csv:
     # --- lines -----------------------------------------------------------------------------------------------------
 
     def _check_lines(self, frame: pd.DataFrame) -> None:
-        """Check each line, unless the file has exactly the separators of its cells.
+        """Refuse a file with a line of another number of cells than the header, or with an open quotation mark.
 
-        Each line is also checked if the settings skip lines or have a sign of comments.
+        Lines are read one by one only if needed. They are not if the file has as many
+        separators as its header and rows need, the separator is one byte, and the
+        settings neither skip lines nor have a sign of comments.
+
+        Args:
+            frame: the rows that pandas has read from the file.
 
         Raises:
             UsageError: as for :meth:`_refuse_lines`.
