@@ -237,8 +237,8 @@ def end_on_signals(
 ) -> Iterator[None]:
     """Let signals within the block end this process, with the text of ``goes_on`` as its last line.
 
-    Within an import the process ends at once, since an exception could be swallowed or
-    changed there. Elsewhere ``KeyboardInterrupt`` is raised, so that workers end and
+    Within an import, or where a class names its fields, the process ends at once, since
+    an exception could be swallowed or changed there. Elsewhere ``KeyboardInterrupt`` is raised, so that workers end and
     files are closed. Signals stay as they are if they are ignored, as in a shell's
     background, or if another thread than the main one runs the block.
 
@@ -250,8 +250,9 @@ def end_on_signals(
     """
 
     def interrupted(number: int, frame: FrameType | None) -> None:
-        caller_files = (caller.f_code.co_filename for caller, _ in walk_stack(frame))
-        if any(name.startswith("<frozen importlib") for name in caller_files):
+        codes = [caller.f_code for caller, _ in walk_stack(frame)]
+        is_import = any(c.co_filename.startswith("<frozen importlib") for c in codes)
+        if is_import or any(code.co_name == "__set_name__" for code in codes):
             _end_at_once(number, goes_on())
         raise TerminationSignal(number)
 
@@ -308,7 +309,7 @@ def _heard() -> list[signal.Signals]:
 
 
 def _end_at_once(number: int, goes_on: str) -> NoReturn:
-    _say(goes_on)
+    _say(goes_on, sys.__stderr__)  # a parser may catch the texts of sys.stderr
     os._exit(128 + number)  # a run directory is valid whenever its writer dies
 
 
@@ -328,6 +329,6 @@ def end_with_parent() -> None:
         ).start()
 
 
-def _say(goes_on: str) -> None:
+def _say(goes_on: str, file: TextIO | None = None) -> None:
     with suppress(OSError):  # the terminal may be gone
-        print(f"fedlayers: interrupted; {goes_on}", file=sys.stderr, flush=True)
+        print(f"fedlayers: interrupted; {goes_on}", file=file or sys.stderr, flush=True)
