@@ -70,11 +70,20 @@ def check_samples(losses: SeedLosses, client: str) -> None:
         UsageError: the client has one sample in a split. The message names both.
     """
     for split, labels in losses.labels.items():
-        if client in labels and len(labels[client]) < LEAST:
-            raise UsageError(
-                f"{split} samples of client {client!r} must be at least {LEAST} to hide the loss of each; got 1. "
-                "Give it more samples, or none."
-            )
+        check_count(split, client, len(labels.get(client, ())))
+
+
+def check_count(split: str, client: str, count: int) -> None:
+    """Refuse a split of a client with too few samples to hide the loss of each; none at all are enough.
+
+    Raises:
+        UsageError: the split has one sample. The message names it and the client.
+    """
+    if 0 < count < LEAST:
+        raise UsageError(
+            f"{split} samples of client {client!r} must be at least {LEAST} in a decision over sites, to hide the "
+            f"loss of each; got {count}. Give it more samples, or none."
+        )
 
 
 def halves_of(losses: SeedLosses, client: str) -> NDArray[np.int64]:

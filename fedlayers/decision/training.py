@@ -293,22 +293,29 @@ def with_linear(question: Question) -> Question:
 
     Reasons that the question has already are kept.
     """
+    way_or_reason = _linear(question)
+    if isinstance(way_or_reason, str):
+        not_tried = {**question.not_tried, LINEAR: way_or_reason}
+        return replace(question, not_tried=not_tried)
+    return replace(question, ways=(*question.ways, way_or_reason))
+
+
+def _linear(question: Question) -> Way | str:
+    """Return FedAvg of a linear model as a way, or the reason why it is not tried."""
     model = question.task.config.model
     if model.model == "linear" and not model.adapt:
-        reason = "the network is linear: fedavg is it"
-    elif question.config.training.loss == OWN:
-        reason = "the loss belongs to your model"
-    elif isinstance(options := linear_model_of(question.task.data), str):
-        reason = options
-    else:
-        way = linear_way(options)
-        try:
-            list(assembled(question.jobs(way, None)[:1], question.task))
-        except UsageError as error:
-            reason = str(error)
-        else:
-            return replace(question, ways=(*question.ways, way))
-    return replace(question, not_tried={**question.not_tried, LINEAR: reason})
+        return "the network is linear: fedavg is it"
+    if question.config.training.loss == OWN:
+        return "the loss belongs to your model"
+    options = linear_model_of(question.task.data)
+    if isinstance(options, str):
+        return options
+    way = linear_way(options)
+    try:
+        list(assembled(question.jobs(way, None)[:1], question.task))
+    except UsageError as error:
+        return str(error)
+    return way
 
 
 def with_evaluations(config: RunConfig, own: Own) -> RunConfig:

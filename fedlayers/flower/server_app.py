@@ -23,7 +23,7 @@ from fedlayers.decision import training
 from fedlayers.decision.answer import Answer
 from fedlayers.decision.choose import answered, cost_of, store
 from fedlayers.decision.jobs import check_stored, jobs_of
-from fedlayers.decision.sums import LEAST
+from fedlayers.decision.sums import check_count
 from fedlayers.decision.table import FEDAVG
 from fedlayers.decision.ways import ELSEWHERE, default_names, ways_of
 from fedlayers.flower.clients import UNUSED, Sites
@@ -217,11 +217,7 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Answ
         )
     for client in chain.from_iterable(one.data.clients for one in tasks.values()):
         for split in SCORED:
-            if 0 < len(client.split(split)) < LEAST:
-                raise UsageError(
-                    f"{split} samples of client {client.name!r} must be at least {LEAST} in a decision over sites, to "
-                    "hide the loss of each; got 1. Give it more samples, or none."
-                )
+            check_count(split, client.name, len(client.split(split)))
     rate = float(task.config.training.lr or 0)
     question = training.Question(
         config,

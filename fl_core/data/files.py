@@ -275,7 +275,9 @@ FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP", "GIF")
 """The formats of images by Pillow's names. No other reader of Pillow may open a file."""
 _MODES = ("1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr")
 _UNREADABLE = (
-    *(*storage.DAMAGED, ArithmeticError, AssertionError),
+    *storage.DAMAGED,
+    ArithmeticError,
+    AssertionError,
     Image.DecompressionBombError,
 )
 _TURNS, _QUARTERS = (2, 3, 4, 5, 6, 7, 8), (5, 6, 7, 8)

@@ -132,7 +132,7 @@ def test_clients_that_lose_are_named_and_the_fallback_is_shown_on_validation():
         "client 2": "gains",
     }
     assert one.fallback == ("client 0",)
-    assert "client 0" in one.text()
+    assert "Shown to lose against training alone: client 0." in one.text()
 
 
 def test_a_difference_is_shown_where_its_interval_is_on_one_side_of_0():
@@ -172,3 +172,5 @@ def test_the_score_that_ranks_is_named(score, word):
     one = made(means, score=score)
     assert one.way == FEDAVG
     assert f"Test {word}" in one.headline()
+    counted = "test samples" if score == "loss" else "blocks of test samples"
+    assert words.legend(one).startswith(f"{one.samples} {counted},")

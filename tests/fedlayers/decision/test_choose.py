@@ -14,6 +14,7 @@ from torch import nn
 
 import fedlayers as fl
 from fedlayers.backends.local import no_progress
+from fedlayers.cli import app as cli
 from fedlayers.decision import training
 from fedlayers.decision.choose import choose
 from fedlayers.decision.losses import SeedLosses, Tuning
@@ -140,6 +141,13 @@ def test_a_dry_run_says_the_price_and_writes_nothing(tmp_path):
     assert re.fullmatch(r"Training 4 ways with 3 seeds: about 12 runs .*", lines[0])
     assert " ".join(answer.text().split()) == lines[0]
     assert lines[0] in repr(answer)
+
+
+def test_a_quiet_dry_run_prints_the_price(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    how = ("--rounds", "1", "--no-baselines", "--out", "chosen")
+    cli.main(["choose", "--dataset", "heart", *how, "--dry-run", "--quiet"])
+    assert capsys.readouterr().out.startswith("Training ")
     assert not any(tmp_path.iterdir())
 
 
