@@ -174,10 +174,13 @@ class Answering:
     """A worker that answers every job with its client's number."""
 
     def __init__(self):
-        self.asked = []
+        self.asked, self.seen = [], set()
 
     def send(self, message):
-        self.asked.append(message[1].client)
+        client = message[1].client
+        assert client not in self.seen, "asked again, without a loss"
+        self.seen.add(client)
+        self.asked.append(client)
 
     def receive(self):
         return "ok", ClientReply(self.asked.pop(0))

@@ -8,9 +8,10 @@ from fl_core.algorithms import Round, TaskInfo, find
 from fl_core.algorithms.scheduling import Scheduled
 from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
+from fl_core.run import runner
 from fl_core.run.costs import round_cost
 from fl_core.training.workspace import Workspace
-from tests.conftest import TOY, network, play
+from tests.conftest import CONFIG, TOY, network, play
 
 HARD = {"momentum": 0.9, "weight_decay": 0.05, "lr": 0.1}
 ORDER = {"vanilla": ("fc1", "fc2", "fc3"), "anti": ("fc3", "fc2", "fc1")}
@@ -141,3 +142,16 @@ def test_over_another_without_waiting_it_is_that_one(below):
         [state["server"] for state in one.everything()] for one in (of_schedule, wanted)
     ]
     assert servers[0] == servers[1]
+
+
+@pytest.mark.parametrize("name", ORDER)
+@pytest.mark.parametrize("below", ["fedrod", "pfedpt"])
+def test_the_model_is_extended_as_by_the_base_algorithm(name, below):
+    own = CONFIG.with_keys(algorithm=below)
+    over = CONFIG.with_keys(algorithm=name, options={"base": below})
+    models_of = [
+        tree.state_dict(runner.assemble(config, data=TOY, model=network("plain")).model)
+        for config in (own, over)
+    ]
+    assert models_of[0].keys() != tree.state_dict(network("plain")).keys()
+    assert tree.digest(models_of[0]) == tree.digest(models_of[1])

@@ -282,6 +282,36 @@ def test_a_hostile_file_ends_in_one_line(kind, sound, tmp_path):
     assert seconds < SECONDS
 
 
+def template(entries, ids=0):
+    single = [{"Sequence": {"id": "A", "type_id": 0}}] * entries
+    special = {"[CLS]": {"ids": [2] * ids}} if ids else {}
+    return changed(post_processor={
+        "type": "TemplateProcessing", "single": single, "special_tokens": special
+    })  # fmt: skip
+
+
+BOUNDS = [
+    (lambda n: regex("a" * n), 1000, "1,000 signs; got 1,001"),
+    (lambda n: replaced(("a", "a" * n)), 1000, "1,001 times"),
+    (lambda n: replaced(("a", "a" * 10), ("a", "a" * 10), ("a", "a" * (n - 990))), 1000, "1,100 times"),
+    (lambda n: replaced(*[("a", "")] * (n - 3)), 50, "more than 50 steps"),
+    (lambda n: nested(n - 3), 50, "more than 50 steps"),
+    (template, 200, "adds 201 tokens"),
+    (lambda n: template(n - 200, 199), 200, "adds 201 tokens"),
+    (lambda n: changed(truncation={**CUT, "max_length": 201 - n}), 200, "at least 1 token; got 0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("part", "most", "message"), BOUNDS)
+def test_a_part_at_its_bound_passes_and_one_more_does_not(part, most, message, sound):
+    stored = json.loads(json.dumps(sound))
+    part(most)(stored)
+    token_files.check(stored)
+    part(most + 1)(stored)
+    with refuses(message):
+        token_files.check(stored)
+
+
 def test_a_sound_file_is_read_within_lower_limits(sound, tmp_path):
     """A limit of the processor's time that a cluster has set cannot be raised."""
     (tmp_path / "tokenizer.json").write_text(json.dumps(sound))

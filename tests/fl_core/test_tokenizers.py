@@ -141,6 +141,27 @@ def test_a_folder_that_does_not_fit_is_refused(change, message, folder, table):
         assemble(RunConfig(dataset=str(table), model=f"hf:{path}"))
 
 
+class PanicException(BaseException):
+    """As an error of the library that is no Exception."""
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [(PanicException, "the library ended: no luck"), (ValueError, "before: no luck")],
+)
+def test_an_error_while_texts_are_read_is_told_in_its_words(
+    folder, monkeypatch, error, message
+):
+    reader = Tokenizer.read(str(folder()))
+
+    def fail(content):
+        raise error("no luck")
+
+    monkeypatch.setattr(library.Tokenizer, "from_buffer", fail)
+    with refuses(message):
+        reader.encode(["so good!"])
+
+
 def test_without_the_package_the_install_is_named(folder, monkeypatch):
     path = str(folder())
     monkeypatch.setitem(sys.modules, "tokenizers", None)

@@ -74,7 +74,7 @@ class Cluster:
 
     Attributes:
         free: CPUs. lost: how many actors are still to be lost. version: of the nodes. lacks: why an actor cannot begin.
-        made, killed: actors.
+        made, killed: actors. ready: references that have been waited for.
     """
 
     free: int = 2
@@ -83,6 +83,7 @@ class Cluster:
     lacks: str = ""
     made: list[Actor] = field(default_factory=list)
     killed: list[Actor] = field(default_factory=list)
+    ready: list[Reference] = field(default_factory=list)
     exceptions = SimpleNamespace(
         RayActorError=RayActorError, ObjectLostError=ObjectLostError
     )
@@ -113,15 +114,18 @@ class Cluster:
 
     def get(self, reference):
         if isinstance(reference, list):
+            self.ready += reference
             return [self.get(part) for part in reference]
+        assert reference in self.ready, "waits for one, while another is ready"
         if isinstance(reference.value, Exception):
             raise reference.value
         return reference.value
 
     def wait(self, references):
-        return references[-1:], references[
-            :-1
-        ]  # the last first: order is not Ray's to keep
+        ready = references[-1:]  # the last first: order is not Ray's to keep
+        assert references, "waits for nobody, for ever"
+        self.ready += ready
+        return ready, references[:-1]
 
     def kill(self, actor):
         self.killed.append(actor)

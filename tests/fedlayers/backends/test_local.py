@@ -114,6 +114,14 @@ def test_what_raises_ends_the_others(tmp_path, two):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:of note")
+@pytest.mark.parametrize("progress", [True, False])
+def test_progress_is_written_where_it_is_wanted(tmp_path, capsys, progress):
+    how = {"total": 1, "progress": progress}
+    carry_out(toys(tmp_path, {}), InProcessBackend(), lambda *_: None, **how)
+    assert ("1 of 1 run" in capsys.readouterr().err) == progress
+
+
 def test_a_comparison_and_a_race_have_the_same_files_as_in_one_process(tmp_path, two):
     """PLayer-FL decides in its first round there, too."""
     for folder, on in (("here", ""), ("there", two)):
