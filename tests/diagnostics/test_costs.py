@@ -13,7 +13,7 @@ from diagnostics import plots
 from diagnostics.layer_work import step_work
 from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel
-from fl_core import tree
+from fl_core import rows, tree
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
 from fl_core.run import runner
@@ -215,3 +215,30 @@ def test_picture_of_steps_holds_every_round_and_the_sums():
         assert shown == ["fedavg  1.00", f"vanilla  {share:.2f}"]
     with refuses(r"round.*two"):
         plots.cost_steps(pd.concat([table, table]))
+
+
+def test_picture_of_layers_holds_their_shares_and_the_totals():
+    model, (x, y) = net(), DATA
+    layers = layers_of(model, x[:2])
+    frame = rows.frame(layer_cost([ClientModel("a", model, (x, y), 7)], layers))
+    axes = plots.costs(pd.concat([frame, frame]))
+    names = [layer.name for layer in layers]
+    kinds = ("bytes", "forward_flops", "backward_flops", "activation_bytes")
+    values = frame.pivot(index="variant", columns="layer", values="value")
+    values = values.reindex(index=kinds, columns=names).fillna(0)
+    shares = values.div(values.sum(axis=1), axis=0)
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == names
+    for name, bars in zip(names, axes.containers, strict=True):
+        widths = [bar.get_width() for bar in bars]
+        assert widths == pytest.approx([*shares[name]])
+    assert axes.get_xlim() == (0, 1)
+    written = [text.get_text() for text in axes.texts]
+    units = "B", "FLOP a sample", "FLOP a sample", "B a sample"
+    for total, unit in zip(values.sum(axis=1), units, strict=True):
+        thousands = f"{total / 1000:.1f} k{unit}"
+        assert thousands in written or f"{total:.1f} {unit}" in written
+    nothing = frame.assign(value=0.0)
+    with refuses("above 0; got none"):
+        plots.costs(nothing)
+    with refuses("2 values of layer_cost"):
+        plots.costs(pd.concat([frame, frame.assign(value=1.0)]))

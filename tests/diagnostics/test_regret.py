@@ -334,3 +334,12 @@ def test_a_rule_with_one_plan_says_that_it_sees_nothing():
     line = regret.BenchmarkLine("cka", "mine", 1, {"heart": 2.0}, {"heart": 1.0}, 1)
     assert "does not see what differs" in line.text()
     assert "does not see" not in replace(line, plans=2).text()
+
+
+def test_a_notebook_shows_the_text_and_the_table():
+    result = made({"heart": 4.0, "other": 2.0})
+    shown = result._repr_html_()
+    assert "<table>" in shown
+    for name in result.table.columns:
+        assert str(name) in shown
+    assert str(result).splitlines()[0] in shown

@@ -191,3 +191,21 @@ def test_what_cannot_be_measured_is_one_line(act, said):
             lambda *widths: dict.fromkeys(CLIENTS, mlp(*widths)),
         )
     assert "\n" not in str(error.value)
+
+
+def test_lightning_adds_a_model_after_each_epoch_or_as_one_round(monkeypatch):
+    """With as much of lightning as is used."""
+    package = SimpleNamespace(Callback=SimpleNamespace)
+    monkeypatch.setitem(sys.modules, "lightning", SimpleNamespace(pytorch=package))
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", package)
+    monitor = fl.Monitor({"north": 1})
+    added = []
+    monkeypatch.setattr(monitor, "add", lambda *given: added.append(given))
+    trainer = SimpleNamespace(current_epoch=4)
+    monitor.lightning_callback("north").on_train_epoch_end(trainer, "model")
+    at_the_end = monitor.lightning_callback("north", round=7)
+    assert not hasattr(at_the_end, "on_train_epoch_end")
+    at_the_end.on_train_end(trainer, "model")
+    assert added == [("north", "model", 5), ("north", "model", 7)]
+    with refuses("'nort'"):
+        monitor.lightning_callback("nort")

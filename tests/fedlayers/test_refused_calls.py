@@ -9,19 +9,25 @@ import pytest
 import torch
 from torch import nn
 
-from diagnostics import load_weights, select
+from diagnostics import gradients, load_weights, select
 from diagnostics.measure import diagnose_features
 from diagnostics.metrics import base
 from diagnostics.null import untrained_copy
 from diagnostics.plots import page, runs
 from diagnostics.representation.embedding import Pool, embed
+from fedlayers.cli.options import Command
 from fedlayers.decision.study import judged
 from fedlayers.decision.table import VALIDATION
 from fedlayers.decision.ways import way_of
 from fl_core import rows, statistics
+from fl_core.algorithms.averaging import ServerMade
+from fl_core.algorithms.fedamp import Mixing
 from fl_core.data import arrays, files
+from fl_core.data.partitions.base import Partitioning
+from fl_core.data.partitions.papers import _FedPFT
 from fl_core.data.preprocessing import fitted
 from fl_core.data.reading import Reading
+from fl_core.display import Displayed
 from fl_core.errors import CorruptError, RunError
 from fl_core.layers import Layer, layers_of
 from fl_core.models.adapter import as_array
@@ -29,10 +35,11 @@ from fl_core.models.extended import split_head
 from fl_core.models.lora import numbers_of
 from fl_core.plan import LayerPlan, prefix_length
 from fl_core.records.stopping import StoppingRule
+from fl_core.rounds.recorder import Logger
 from fl_core.run.costs import plan_cost
 from fl_core.storage import tensor_sizes
 from fl_core.training.evaluate import predict, scores
-from fl_core.training.losses import build
+from fl_core.training.losses import Loss, build
 from tests.conftest import refuses
 from tests.fedlayers.decision.made import table_of
 from tests.made import Wired, mlp, normal
@@ -251,3 +258,21 @@ def test_files_of_clients_fit_a_pattern(tmp_path):
         (tmp_path / "other.txt").write_text("")
         with refuses(message):
             load_weights.load_clients(tmp_path, pattern, build=lambda: mlp(2, 2))
+
+
+UNDEFINED = [
+    *((Command, "main"), (Displayed, "summary"), (Logger, "log"), (Loss, "per_sample")),
+    *((Loss, "base_rate"), (Mixing, "weights"), (Partitioning, "assign")),
+    *((ServerMade, "model_for"), (_FedPFT, "label_distributions")),
+    *((gradients.Statistic, "of"), (gradients.Statistic, "variants")),
+]
+
+
+@pytest.mark.parametrize(("base_class", "name"), UNDEFINED)
+def test_what_a_subclass_must_define_is_an_error_without_it(base_class, name):
+    """A method that says nothing would give None, far from where it was forgotten."""
+    method = getattr(base_class, name)
+    function = getattr(method, "fget", method)
+    count = function.__code__.co_argcount
+    with pytest.raises(NotImplementedError):
+        function(*[None] * count)

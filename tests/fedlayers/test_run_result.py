@@ -80,3 +80,20 @@ def test_a_stopped_run_returns_scores_and_models_of_the_best_round(
     expected = rows[rows["metric"] == "macro_f1"].set_index("client")["value"]
     assert result.scores.loc[rule.main]["macro_f1"].to_dict() == expected.to_dict()
     check_models(result)
+
+
+def test_its_layer_map_is_that_of_its_measurement(result, monkeypatch):
+    asked = []
+
+    class Measured:
+        def layer_map(self, width):
+            return width
+
+    def through_time(*given, **options):
+        asked.append((given, options))
+        return Measured()
+
+    monkeypatch.setattr("diagnostics.through_time.through_time", through_time)
+    assert result.layer_map(8.0, draws=3) == 8.0
+    assert result.layer_map() == 16.0
+    assert asked == [((result,), {"draws": 3}), ((result,), {})]

@@ -15,7 +15,7 @@ import torch
 from fl_core import tree
 from fl_core.algorithms import Message, Round, State, base, registry
 from fl_core.algorithms.averaging import FedAvg
-from fl_core.errors import NonFiniteError, RunError
+from fl_core.errors import NonFiniteError, RunError, WorkerError
 from fl_core.rounds.clients import ClientReply, ScoreRequest, TrainRequest
 from fl_core.rounds.workers import Child, Workers, receive, send, stream_of
 from fl_core.run import runner
@@ -218,6 +218,20 @@ def test_a_caller_that_wants_no_more_leaves_no_answer_behind(monkeypatch):
         assert [next(results).client for _ in range(count)] == list(range(count))
         results.close()
         assert not any(worker.asked for worker in workers._children)
+
+
+@pytest.mark.parametrize("lost_at", ["send", "receive"])
+def test_a_worker_that_is_gone_ends_the_run_and_all_workers_at_once(
+    monkeypatch, lost_at
+):
+    workers = hand_driven(monkeypatch, 1)
+    child = Mock(end=Mock(return_value=7))
+    getattr(child, lost_at).side_effect = EOFError
+    workers._children = [child]
+    with pytest.raises(WorkerError, match="exit code 7"):
+        next(workers.run([ScoreRequest(0, 0, models={"global": {}})]))
+    workers.close()
+    assert child.end.call_args_list[-1].args == (0,)
 
 
 def test_an_interrupt_leaves_the_workers_to_be_killed(monkeypatch):

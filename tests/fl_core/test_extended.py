@@ -7,7 +7,13 @@ from torch import nn
 from fl_core import models, tree
 from fl_core.algorithms import find
 from fl_core.algorithms.base import read_config
-from fl_core.models.extended import Transform
+from fl_core.models.extended import (
+    Exits,
+    Transform,
+    TwoHeads,
+    with_optional_blocks,
+)
+from tests.conftest import TOY, network
 
 D = 6
 
@@ -68,3 +74,20 @@ def test_parts_are_as_large_as_in_the_papers_table(name):
     )
     assert built.prompts.shape[0] == 10
     assert built.contrast_prompts.shape[0] == 20
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+def test_added_classifiers_have_the_type_of_the_models_own(kind):
+    heads = TwoHeads(nn.Identity(), nn.Linear(3, 2, dtype=kind))
+    example = models.example(TOY.shape)
+    blocks = with_optional_blocks(network("vit"), example).to(kind)
+    example = example.to(kind)
+    exits = Exits(blocks, (1,), ensemble=True, seed=0, example=example)
+    for model in (heads, exits):
+        assert {tensor.dtype for tensor in model.state_dict().values()} == {kind}
+    assert exits(example).dtype == kind
+
+
+def test_an_added_classifier_is_on_the_device_of_the_models_own():
+    heads = TwoHeads(nn.Identity(), nn.Linear(3, 2, device="meta"))
+    assert {tensor.device.type for tensor in heads.state_dict().values()} == {"meta"}

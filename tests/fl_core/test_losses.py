@@ -196,3 +196,21 @@ def test_class_weights_that_do_not_fit_are_named():
     ):
         with refuses(says):
             losses.ClassWeighted(losses.build(name), weights).check(n_classes)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        losses.build("bce"),
+        losses.ClassWeighted(losses.build("bce"), (0.4, 3.0)),
+        losses.ClassWeighted(losses.build("cross_entropy"), (0.4, 3.0)),
+    ],
+    ids=str,
+)
+def test_the_loss_of_logits_is_the_loss_of_outputs(loss):
+    outputs = batch(n=9, n_classes=loss.outputs(2))[0]
+    y = batch(n=9, n_classes=2)[1]
+    torch.testing.assert_close(
+        loss.of_logits().per_sample(loss.logits(outputs), y),
+        loss.per_sample(outputs, y),
+    )

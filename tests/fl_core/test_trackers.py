@@ -68,3 +68,36 @@ def test_a_tracker_that_is_not_there_stops_before_the_run(name, tmp_path, monkey
     with refuses(message):
         fl.run(**RUN, out=tmp_path / "run", log=name)
     assert not (tmp_path / "run").exists()
+
+
+class Events(SimpleNamespace):
+    """As TensorBoard's writer."""
+
+    def __init__(self, folder):
+        super().__init__(folder=str(folder), written={}, closed=0)
+
+    def add_scalar(self, name, value, step):
+        self.written.setdefault(step, {})[name] = value
+
+    def close(self):
+        self.closed += 1
+
+
+def test_tensorboard_receives_each_round_once_and_is_closed(tmp_path, monkeypatch):
+    writers = []
+
+    def open_events(folder):
+        writers.append(Events(folder))
+        return writers[-1]
+
+    monkeypatch.setitem(sys.modules, "tensorboard", SimpleNamespace())
+    package = SimpleNamespace(SummaryWriter=open_events)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", package)
+    result = fl.run(**RUN, out=tmp_path / "run", log="tensorboard")
+    (writer,) = writers
+    assert writer.folder == str(tmp_path / "run-tensorboard")
+    assert writer.written == numbers_of(result.to_frame().to_dict("records"))
+    assert writer.closed == 1
+    monkeypatch.chdir(tmp_path)
+    fl.run(**RUN, log="tensorboard")
+    assert writers[1].folder == "fedlayers-tensorboard"

@@ -245,3 +245,13 @@ def test_set_mode(net, mode):
     assert snapshot(net) == before
     with refuses("'eval'"), set_mode(net, "evl"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("count", "named"), [(1, "a"), (4, "a, b, c, d"), (5, "a, b, c, d and 1 more")]
+)
+def test_names_outside_a_tree_are_named_four_at_most(count, named):
+    weights = {"w": torch.zeros(1), "v": torch.ones(1)}
+    assert tree.select(weights, ["v"]) == {"v": weights["v"]}
+    with refuses(rf"such as w; got {named}\."):
+        tree.select(weights, "abcde"[:count])

@@ -1,7 +1,9 @@
 """Runs over sites: bits, states at the sites, resume, time-outs, and what is refused."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,7 +13,7 @@ from flwr.app import Error, Message
 import fedlayers as fl
 from diagnostics.measure import diagnose_task
 from diagnostics.report import Report
-from fedlayers.flower import federation
+from fedlayers.flower import federation, server_app
 from fedlayers.flower.clients import Sites
 from fl_core.errors import RunError
 from fl_core.plan import LayerPlan
@@ -285,3 +287,27 @@ def test_simulated_nodes_are_the_clients_of_one_table(tmp_path):
     grid.files[4] = file
     with refuses("sites must be at most 3"):
         over_sites(tmp_path / "more", grid, sites=4)
+
+
+@pytest.mark.parametrize("algorithm", ["apfl", "per_fedavg"])
+def test_models_that_are_computed_or_tuned_at_sites_are_those_of_one_process(
+    tmp_path, algorithm
+):
+    """A mixture of two models, and one that the site keeps after its step, for the scores."""
+    files = site_files(tmp_path)
+    over_sites(tmp_path / "run", LocalGrid(files), algorithm=algorithm, rounds=1)
+    at_home(tmp_path, tmp_path / "home", algorithm=algorithm, rounds=1)
+    assert_same(tmp_path / "run", tmp_path / "home")
+
+
+def test_an_error_of_a_federation_is_one_line_without_a_traceback(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sys, "tracebacklimit", 7, raising=False)
+    context = SimpleNamespace(
+        run_config={server_app.RUN_KEY: str(tmp_path / "no.toml")}
+    )
+    with refuses(r"^fedlayers: .*no\.toml", RunError) as caught:
+        server_app.main(LocalGrid([]), context)
+    assert caught.value.__cause__ is None
+    assert sys.tracebacklimit == 0
