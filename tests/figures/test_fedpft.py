@@ -105,3 +105,13 @@ def test_across_clients_counts_only_classes_that_others_have():
     assert apart.across(pooled) is None
     pooled.classes[:] = "p"
     assert apart.within(pooled) is None
+
+
+def test_without_contrast_accuracy_is_flat_from_round_32_on():
+    frame = pd.read_parquet(items.HERE / "rows" / "fedpft.longer.parquet")
+    own = frame.query(
+        "run == 'no_contrast' and metric == 'origin_accuracy' and variant == ''"
+    )
+    means = own.groupby("round")["value"].mean()
+    assert means.loc[32:].between(0.505, 0.545).all()
+    assert means.loc[20] < 0.49
