@@ -3,9 +3,10 @@
 from itertools import combinations
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from diagnostics.groups import alike, best_grouping
+from diagnostics.groups import Alike, alike, best_grouping
 from diagnostics.tuning.permutation import CrossLosses, permutation_test
 
 
@@ -149,3 +150,12 @@ def test_few_or_equal_clients_have_no_groups():
     result = alike(np.ones((4, 8)), np.arange(8) // 2, names_of(4))
     assert not result.significant
     assert "equal" in result.text()
+
+
+def test_six_clients_of_a_group_are_named_and_the_others_counted():
+    groups = {f"c{k}": 1 + (k > 6) for k in range(13)}
+    shown = Alike(pd.DataFrame(), groups, 0.9, (0.1, 0.2)).text()
+    assert shown.endswith(
+        ": c0, c1, c2, c3, c4, c5 and 1 more; c7, c8, c9, c10, c11, c12."
+    )
+    assert "(silhouette 0.90; at most 0.20 in 2 deals" in shown

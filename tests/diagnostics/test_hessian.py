@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from diagnostics.curvature.model import curvature
 from diagnostics.curvature.trace import hessian_trace
 from diagnostics.measure import diagnose
+from diagnostics.measurement import NoValue
 from fl_core.layers import Layer, layers_of
 from fl_core.training.losses import build
 from tests.conftest import refuses
@@ -436,3 +438,15 @@ def test_what_pyhessian_cannot_do_is_refused():
         options = {"hessian_trace": {"backend": "pyhessian", **how}, "mode": mode}
         with refuses(words):
             diagnose(mlp(), pair(6, 4), "hessian_trace", options=options)
+
+
+def test_a_product_with_the_hessian_is_autograds_or_has_no_value():
+    w, v = torch.arange(1.0, 4).requires_grad_(), torch.tensor([1.0, -2.0, 0.5])
+    (cubic,) = torch.autograd.grad((w**3).sum(), w, create_graph=True)
+    (product,) = curvature([cubic], [v], [w])
+    torch.testing.assert_close(product, 6 * w.detach() * v)
+    assert curvature([None], [v], [w])[0].tolist() == [0, 0, 0]
+    once = F.multi_margin_loss(w[None], torch.tensor([0]))
+    (gradient,) = torch.autograd.grad(once, w, create_graph=True)
+    with pytest.raises(NoValue, match=r"no second derivative: .*margin"):
+        curvature([gradient], [v], [w])

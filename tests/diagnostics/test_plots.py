@@ -8,7 +8,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from diagnostics import plots
-from diagnostics.plots.drawing import with_notes
+from diagnostics.plots.drawing import COLOURS, stacked, with_notes
 from diagnostics.plots.maps import FEDERATED, LOCAL
 from tests.conftest import refuses
 from tests.diagnostics.made import HOSPITALS, LAYERS, decision, diagnosis, results
@@ -286,3 +286,20 @@ def test_draws_on_the_given_axes_within_the_figure_and_leaves_the_rest(
     box, whole = ax.get_tightbbox(), ax.figure.bbox
     assert 0 <= box.x0 < box.x1 <= whole.x1
     assert 0 <= box.y0 < box.y1 <= whole.y1
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_many_parts_of_a_bar_have_a_colour_each(more):
+    """The palette as far as it goes, else a map from its first colour to its last."""
+    count = len(COLOURS) + more
+    parts = pd.DataFrame([[1 / count] * count], columns=[str(k) for k in range(count)])
+    _, ax = plt.subplots()
+    stacked(ax, parts, str)
+    colours = [bars[0].get_facecolor()[:3] for bars in ax.containers]
+    assert len({*colours}) == count
+    ends = (COLOURS[0], COLOURS[-1])
+    if more:
+        ends = mpl.colormaps["viridis"](0.0)[:3], mpl.colormaps["viridis"](1.0)[:3]
+    assert colours[0] == pytest.approx(to_rgb(ends[0]))
+    assert colours[-1] == pytest.approx(to_rgb(ends[1]))
+    plt.close(ax.figure)

@@ -17,7 +17,13 @@ from diagnostics.metrics.of_gradients import GradSimilarity, GradVariance
 from diagnostics.null import PARTS, draws, mark_resample, split_resamples
 from diagnostics.report import Report, explain
 from diagnostics.select import RULES, select
-from diagnostics.sensitivity import Sensitivity, SensitivityAccumulator, recorded_rows
+from diagnostics.sensitivity import (
+    Sensitivity,
+    SensitivityAccumulator,
+    _Client,
+    _Recorded,
+    recorded_rows,
+)
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import frame, row
 from fl_core.training import losses
@@ -132,6 +138,11 @@ def test_training_is_resampled_by_its_steps():
         assert importance == pytest.approx([mean, 1])
         training = values(rows, f"training, resample {number}")
         assert training == pytest.approx([1, 1 + 1 / mean])
+    once = recorded_rows({"a": result}, layers, n_train={"a": 7})
+    assert not any("resample" in r["variant"] for r in once)
+    one = _Client("a", 7, 7, result)
+    plain = _Recorded("weights", "pooled").table(layers, [one], {})
+    assert {r["variant"] for r in plain} == {"training", "importance"}
 
 
 LAYERS = tuple(
@@ -203,6 +214,9 @@ def test_resamples_go_to_disk_and_into_the_evidence_but_not_into_the_frame(
     assert plain.resamples.empty
     # resamples, clients, layers, variants
     assert len(report.resamples) == 5 * 3 * 2 * 2
+    assert report.resamples.columns.equals(report.frame.columns)
+    assert [*report.resamples.index] == [*range(60)]
+    assert (plain.header["command"], report.header["command"]) == ("diagnose",) * 2
     report.write(path)
     again = Report.read(path)
     assert again.frame.equals(report.frame)

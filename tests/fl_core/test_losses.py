@@ -157,7 +157,7 @@ def test_derivatives_stay_finite_at_sure_predictions(loss, gap, sure_of):
     [
         ("cros_entropy", {}, "'cross_entropy'"),
         ("cross_entropy", {"gamma": 2}, "options.*'gamma'"),
-        ("focal", {"gamma": -1}, "gamma.*-1"),
+        ("focal", {"gamma": -1}, "^focal: gamma.*-1"),
         ("focal", {"gamma": math.inf}, "finite"),
         ("focal", {"alpha": [0.5, math.nan]}, "alpha.*nan"),
         ("player_focal", {"alpha": [0.5, 1.5]}, r"alpha.*1\.5"),
@@ -166,7 +166,7 @@ def test_derivatives_stay_finite_at_sure_predictions(loss, gap, sure_of):
         ("bce", {"n_classes": 2, "task": "survival"}, "survival.*'bce'"),
         ("focal", {"n_classes": 0}, "mse.*'focal'"),
         ("mse", {"n_classes": 2}, "cross_entropy.*'mse'"),
-        ("huber", {"delta": 0.0}, "above 0"),
+        ("huber", {"delta": 0.0}, "^huber: delta.*above 0"),
         ("huber", {"delta": None}, "delta.*none"),
     ],
 )

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fl_core import formats
 from fl_core.data.reading import PLAIN, Reading
 from fl_core.data.table.prepare import find_faults
 
@@ -515,3 +516,27 @@ def test_a_header_that_comes_again_is_mended(tmp_path, monkeypatch):
     assert found.faults
     assert not again.faults
     assert len(again.source) == 2 * N
+
+
+@pytest.mark.parametrize("sign", [",", ";"])
+def test_a_table_at_the_bound_of_columns_is_read_and_one_more_is_refused(
+    tmp_path, monkeypatch, sign
+):
+    """Any usual separator counts, before the table is read by one of them."""
+    monkeypatch.setattr(formats, "COLUMNS", 4)
+    for names in ("abcy", "abcdy"):
+        lines = [
+            sign.join(names),
+            *(
+                sign.join([f"{k}.5"] * (len(names) - 1) + ["yn"[k % 2]])
+                for k in range(9)
+            ),
+        ]
+        path = tmp_path / f"{names}.csv"
+        path.write_text("\n".join(lines))
+        found = find_faults(path, Reading(label_column="y"))
+        faults = "".join(map(str, found.faults))
+        assert ("at most 4 columns; got 5" in faults) == (len(names) > 4)
+        if len(names) == 4:
+            assert ("more than one column" in faults) == (sign == ";")
+            assert (found.source is None) == (sign == ";")

@@ -89,18 +89,24 @@ def test_a_measured_cost_is_read_from_rows_and_clocks(tasks, tmp_path):
         "value": [100.0, 20.0, 7.0, 0.5],
     })  # fmt: skip
     ran = []
-    for name, seconds in (("a", (1.0, 2.0)), ("b", (4.0,)), ("none", ())):
+    for name, seconds in (
+        ("a", (1.0, 2.0)),
+        ("b", (4.0,)),
+        ("none", None),
+        ("begun", ()),
+    ):
         (tmp_path / name).mkdir()
         lines = [
             json.dumps(dict.fromkeys(price.recorder._TIMING, 0.0) | {"round": n, "train": spent})
-            for n, spent in enumerate(seconds, 1)
+            for n, spent in enumerate(seconds or (), 1)
         ]  # fmt: skip
-        if lines:
-            (tmp_path / name / "timing.jsonl").write_text("\n".join(lines) + "\n")
+        if seconds is not None:
+            text = "".join(f"{line}\n" for line in lines)
+            (tmp_path / name / "timing.jsonl").write_text(text)
         ran.append(SimpleNamespace(path=tmp_path / name, rows=table))
-    for workers, together in ((1, 1), (2, 2), (8, 3)):
+    for workers, together in ((1, 1), (2, 2), (8, 4)):
         cost = price.measured_cost(tasks["fedavg"], ran, workers, tuning_epochs=4)
-        assert (cost.runs, cost.rounds, cost.n_bytes) == (3, 3, 240.0)
+        assert (cost.runs, cost.rounds, cost.n_bytes) == (4, 3, 360.0)
         assert cost.seconds == pytest.approx(7 / together)
         assert cost.full_runs == pytest.approx((3 + 4 / 2) / 10)
 
