@@ -33,7 +33,7 @@ class Waiting:
     Attributes:
         study: its name.
         seeds: number of seeds of each run.
-        lines: lines of the scorecard that wait for these runs.
+        lines: lines that wait for these runs: of the scorecard, or registered for it.
         runs: their names; default all runs of the study.
     """
 
@@ -83,8 +83,19 @@ WAITING = (
             "fedra.tables_2_to_6",
         ),
     ),
+    Waiting("scheduling.hundred", 3, ("scheduling.best_cifar100",)),
+    Waiting("fedra.dinov2", 3, ("fedra.dinov2",)),
+    Waiting("fedpft.few_classes", 3, ("fedpft.few_classes",)),
+    Waiting("pfedla.table2", 3, ("pfedla.best_second",)),
+    Waiting("fedpft.fig8", 3, ("fedpft.contrast_prompts",)),
+    Waiting("fedpft.two_stages", 3, ("fedpft.two_stages",)),
+    Waiting("fedpft.hundred", 3, ("fedpft.best_cifar100",)),
+    Waiting("fedpft.tiny", 3, ("fedpft.best_tiny",)),
 )
-"""The studies in the order in which they are trained: those that decide most in an hour go first."""
+"""The studies in the order in which they are trained: those that decide most in an hour go first.
+
+Lines that are registered enter the scorecard with their first three seeds.
+"""
 
 
 def _of_parts() -> Iterator[tuple[str, RunConfig]]:

@@ -62,12 +62,14 @@ DATASETS = {
     "heart": "Fed-Heart",
     "mnist": "MNIST",
     "pacs": "PACS",
+    "pacs84": "PACS at 84 pixels",
     "tiny_imagenet": "Tiny-ImageNet",
     "tiny_imagenet32": "Tiny-ImageNet at 32 pixels",
 }
 NETWORKS = {
     "cifar_cnn": "PLayer-FL's CNN for CIFAR-10",
     "fmnist_cnn": "PLayer-FL's CNN for Fashion-MNIST",
+    "frozen_but_head": "DINOv2-small with a frozen body",
     "heart_mlp": "an MLP",
     "isic_cnn": "PLayer-FL's CNN for Fed-ISIC",
     "pfedla_cnn": "pFedLA's CNN",
@@ -75,6 +77,7 @@ NETWORKS = {
     "scheduling_cnn": "the schedules' CNN",
     "text_blocks": "a transformer of four blocks",
     "text_transformer": "a small transformer",
+    "vit_small_patch14_dinov2": "DINOv2-small",
 }
 
 

@@ -29,6 +29,8 @@ THAWING = "scheduling.thawing"
 """The study of Sec. 5.3."""
 WHOLE = "scheduling.full"
 """The study of the paper's size."""
+HUNDRED = "scheduling.hundred"
+"""The study of Table 2's CIFAR-100."""
 EARLY = "_early"
 """The end of a run's name whose layers are unfrozen twice as early."""
 ACCURACY = "accuracy"
@@ -104,11 +106,14 @@ HEADS_COLUMN = Column("cifar10", 4000, (100, 200, 300), UNFREEZE, 25, (100, 200,
 FULL_COLUMN = replace(HEADS_COLUMN, pool=50_000)
 THAWED = Column("tiny_imagenet32", 10_000, (250, 275, 300), UNFREEZE, 25, (300,))
 """Sec. 5.3 has the paper's rounds. Twice the images of Table 2 give its clients more to learn from."""
+HUNDRED_COLUMN = Column("cifar100", 10_000, (300,), UNFREEZE, 25, (500,))
+"""The images and rounds of Sec. 5.3. The paper's first number of rounds is 500."""
 COLUMNS = {
     NAME: SIZES,
     HEADS: {WRAPPED: HEADS_COLUMN},
     THAWING: {"tiny_imagenet": THAWED},
     WHOLE: {WRAPPED: FULL_COLUMN},
+    HUNDRED: {"cifar100": HUNDRED_COLUMN},
 }
 """The datasets of each study."""
 
@@ -443,4 +448,12 @@ items.register(Item(
         for method in ("fedbabu", "anti", "vanilla")
     },
     seeds=3, budget="about four hours of one core; an interrupted run goes on", measure=_measure,
+))  # fmt: skip
+items.register(Item(
+    HUNDRED, f"Both schedules and three methods, {NAMES['cifar100']}",
+    {
+        f"cifar100.{method}": _run(SMALL, HUNDRED_COLUMN, method)
+        for method in ("fedavg", RIVAL, "fedbabu", "vanilla", "anti")
+    },
+    seeds=3, budget="some 70 minutes of one core; a run takes 4 to 6 minutes", measure=_measure,
 ))  # fmt: skip

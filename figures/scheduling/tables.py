@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -25,6 +26,7 @@ from figures.scheduling.runs import (
     BELOW,
     EARLY,
     HEADS,
+    HUNDRED,
     MEAN,
     METHODS,
     NAME,
@@ -59,6 +61,7 @@ from figures.verdicts import (
     TRAIL,
     little_learned,
 )
+from fl_core.errors import listing
 from fl_core.statistics import mean_interval
 
 
@@ -511,34 +514,60 @@ def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     return Drawing(None, table, caption, findings, lines(table, ("method", "schedule")))
 
 
+CLASSES = {"cifar10": 10, "cifar100": 100}
+"""Of the datasets of :func:`_draw_whole`."""
+
+
 def _draw_whole(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    """Draw both schedules beside the other methods of a study after its last round."""
     ((dataset, column),) = columns(header).items()
     published_scores = items.published("scheduling")
     published_scores = where(
         published_scores,
         place="Table 2",
         dataset=dataset,
-        setting=f"{column.at[-1]} rounds",
+        setting=f"{column.papers[-1]} rounds",
     ).set_index("method")["value"]
     all_scores = scores(frame)
     last_scores = all_scores.xs(column.at[-1], level="round")
-    methods = ("fedbabu", *SCHEDULES)
+    all_methods = [run.partition(".")[2] for run in header["had"]]
+    others = [method for method in all_methods if method not in SCHEDULES]
+    methods = [*others, *SCHEDULES]
     table = accuracies(
         last_scores, {f"{dataset}.{method}": {"method": method} for method in methods}
     )
-    table["published"] = list(published_scores[list(methods)])
+    table["published"] = list(published_scores[methods])
     score_pairs = zip(table["accuracy"] / 100, table["published"] / 100, strict=True)
-    exclusion = little_learned(
-        dict(zip(map(names.title, methods), score_pairs, strict=True)), (0.1, 0.1)
-    )
+    levels, chance = dict(zip(methods, score_pairs, strict=True)), 1 / CLASSES[dataset]
+
+    def far(*compared_methods: str) -> str:
+        levels_of_them = {names.title(m): levels[m] for m in compared_methods}
+        return little_learned(levels_of_them, (chance, chance))
+
     place_text = f"on {NAMES[dataset]} (after the last round)"
-    findings = tuple(
-        _beside_fedbabu(header, all_scores, [dataset], place_text, exclusion)
+    findings = list(
+        _beside_fedbabu(
+            header, all_scores, [dataset], place_text, far("fedbabu", *SCHEDULES)
+        )
     )
+    if len(others) > 1:
+        gaps = {
+            f"{dataset}.{schedule} over {method}": at_the_end(
+                header, all_scores, dataset, schedule, method
+            )
+            for schedule, method in product(SCHEDULES, others)
+        }
+        other_names = listing(list(map(names.title, others)))
+        findings.append(
+            judge(gaps).finding(
+                f"both schedules lie above {other_names} {place_text}",
+                reason=far(*methods),
+            )
+        )
     missing_text = missing_runs(header, list(header["runs"]))
     setting_text = setting(header, frame, dataset)
     caption = f"Accuracy after fine-tuning, after the last round, with 95 % intervals.{missing_text} {setting_text}"
-    return Drawing(None, table, caption, findings, lines(table, ("method",)))
+    return Drawing(None, table, caption, tuple(findings), lines(table, ("method",)))
 
 
 def lines(table: pd.DataFrame, key_columns: Sequence[str]) -> str:
@@ -571,4 +600,8 @@ items.register(Item(
 items.register(Item(
     "scheduling.size", f"Both schedules at the paper's size, {NAMES[WRAPPED]}",
     source=WHOLE, draw=_draw_whole, partial=True,
+))  # fmt: skip
+items.register(Item(
+    "scheduling.cifar100", f"Both schedules beside three methods, {NAMES['cifar100']} (Table 2)",
+    source=HUNDRED, draw=_draw_whole, partial=True,
 ))  # fmt: skip
