@@ -12,6 +12,7 @@ from PIL import Image
 
 import fl_core.data as data
 from fl_core.data import files
+from fl_core.data.named import small
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.registry import ROOT_VARIABLE
 from fl_core.data.sources import Source
@@ -629,3 +630,25 @@ def test_known_federations_differ_in_what_they_say(kind, labels, inputs):
         x, y = (client.test.x, other.test.x), (client.test.y, other.test.y)
         assert (torch.equal(*y), torch.equal(*x)) == (labels, inputs)
         assert torch.equal(*(part.flatten(1).sort().values for part in x))
+
+
+def test_large_digits_are_the_digits_with_nine_pixels_for_one_and_a_rim():
+    large, plain = small.large_digits(), small.digits()
+    assert (large.name, large.x.dtype) == ("large_digits", np.uint8)
+    assert np.array_equal(large.y, plain.y)
+    for image, pixels in zip(large.x[:20], plain.x[:20, 0], strict=True):
+        wanted = np.kron((255 * pixels.astype(float)).round(), np.ones((3, 3)))
+        assert np.array_equal(image, np.pad(wanted, 2))
+
+
+def test_laboratories_code_the_digits_in_three_ways():
+    coded, plain = small.coded_digits(), small.digits()
+    codes = [lambda k: k, lambda k: 9 - k, lambda k: (k + 3) % 10]
+    assert len(coded.owner_names) == small.LABORATORIES == 30
+    sizes = np.bincount(coded.owner, minlength=30)
+    assert sizes.max() - sizes.min() <= 1
+    for owner, label, digit in zip(coded.owner, coded.y, plain.y, strict=True):
+        assert label == codes[owner % 3](digit)
+    names = [name.partition(": ") for name in coded.owner_names]
+    assert [number for number, *_ in names] == [f"lab {k:02d}" for k in range(1, 31)]
+    assert [code for *_, code in names] == 10 * [*small.CODES]

@@ -365,6 +365,12 @@ def test_samples_unlike_those_of_training_are_refused(tmp_path):
         ("numbers", ("a.csv", "a,b\n1,2\n"), "3 columns.*2"),
         ("texts", np.zeros((2, 8)), "texts"),
         ("named", ("a.csv", "age,dosis\n1,2\n"), "'dose'.*'dosis'"),
+        (
+            "named",
+            ("a.csv", "age;dose\n1;2\n"),
+            "one column.*Write new samples as training",
+        ),
+        ("named", ("a.csv", "age,dose,age\n1,2,3\n"), "Write new samples as training"),
     ):
         if isinstance(new, tuple):
             new, text = tmp_path / new[0], new[1]

@@ -2,12 +2,14 @@
 
 import warnings
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import fedlayers as fl
-from fedlayers.cli.train import DEMO
+from fedlayers.cli.train import DEMO, Demo, Study, Tune
 from fedlayers.decision.ways import ALONE, NONE, SHARE_ALL, SHARE_SOME
 from fl_core.data import datasets
 from fl_core.data.loading import opened
@@ -60,3 +62,30 @@ def test_without_its_codes_the_shared_head_is_that_of_clients_alike():
         assert len(pairs) == len(plain.classes)
     recipes = datasets()
     assert recipes["known_labels"] == recipes["known_neither"]
+
+
+def test_the_demo_decides_each_federation_in_its_folder(monkeypatch, capsys, tmp_path):
+    asked = []
+
+    def choose(config, out, **options):
+        asked.append((config.data.dataset, config.execution.workers, out, options))
+        return SimpleNamespace(text=lambda: f"the answer for {config.data.dataset}")
+
+    monkeypatch.setattr("fedlayers.decision.choose.choose", choose)
+    Demo(out=tmp_path).main("")
+    options = {"seeds": 3, "progress": False}
+    assert asked == [(name, 2, tmp_path / name, options) for name in DEMO]
+    shown = capsys.readouterr().out
+    for name, words in DEMO.items():
+        assert f"{words}:\nthe answer for {name}\n" in shown
+    assert shown.endswith(f"{tmp_path}\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "file"), [(Tune, "--tuned out/tuned.json"), (Study, "out/table.csv")]
+)
+def test_a_result_is_shown_with_its_file(command, file, capsys):
+    own = SimpleNamespace(out=Path("out"))
+    command.show(own, SimpleNamespace(text=lambda: "the text"), "")
+    shown = capsys.readouterr().out.strip().splitlines()
+    assert (shown[0], shown[-1].endswith(file)) == ("the text", True)

@@ -1,11 +1,14 @@
 """The losses of one seed: each sample of validation has the loss of a fit on the other half."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedlayers.decision.losses import SeedLosses
+from fedlayers.decision.files import _mixed
+from fedlayers.decision.losses import Predictor, SeedLosses
 from fl_core.config import RunConfig
 from fl_core.run import runner
 from fl_core.training import evaluate
@@ -70,3 +73,37 @@ def test_without_a_second_half_there_is_one_fit(losses, monkeypatch):
     monkeypatch.setitem(vars(losses), "halves", None)
     assert losses.calibration(right)[0] == 1.0
     assert losses.calibration(right, 1) == losses.calibration(right)
+
+
+def test_a_fallback_predicts_some_clients_by_local_training():
+    """Of its first seed, after its own amount of fine-tuning. A client without samples has no outputs."""
+
+    def predictor(value, **sets):
+        outputs = {
+            split: {name: torch.full((2,), value) for name in names}
+            for split, names in sets.items()
+        }
+        return Predictor(str(value), outputs)
+
+    way = predictor(1.0, validation="abc", test="bc")
+    local, other = (
+        predictor(value, validation="abc", test="bc") for value in (2.0, 3.0)
+    )
+    runs = {
+        7: SimpleNamespace(tuned={"few": local}),
+        8: SimpleNamespace(tuned={"few": other}),
+    }
+    trained = SimpleNamespace(
+        question=SimpleNamespace(seeds=(7, 8)),
+        runs={"local": runs},
+        tuning={"local": "few"},
+    )
+    mixed = _mixed(trained, way, ("a", "c"))
+    values = {
+        split: {name: float(outputs[0]) for name, outputs in by_client.items()}
+        for split, by_client in mixed.outputs.items()
+    }
+    assert values == {
+        "validation": {"a": 2.0, "b": 1.0, "c": 2.0},
+        "test": {"b": 1.0, "c": 2.0},
+    }

@@ -14,6 +14,7 @@ from fedlayers.decision.table import (
     VALIDATION,
     LossTable,
     candidates,
+    mean_alone,
     recommended,
 )
 from fl_core.statistics import Estimate, mean_over_seeds, stratified_mean
@@ -148,3 +149,10 @@ def test_clients_are_compared_by_their_own_samples():
             of_client = one.client == number
             values.append((other.value[of_client] - one.value[of_client]).mean())
         assert gain.value == pytest.approx(np.mean(values))
+
+
+def test_a_score_without_samples_has_a_difference_without_an_error_of_its_own():
+    one, other = mean_alone(0.25), mean_alone(0.5)
+    assert (one.mean, one.samples) == (0.25, 0)
+    assert one.above(other) is None
+    assert one.group.dtype == one.client.dtype == np.int64
