@@ -82,7 +82,8 @@ def diagnose(
 
     The models and torch's random state are left as they were. If 2 to 12 clients have
     own models and data by name, the summary begins with the result of
-    :func:`who_could_use`. With ``samples`` or a ``budget`` this is left out.
+    :func:`who_could_use`. With ``samples`` or a ``budget`` this is left out, and also if
+    no metric reads losses.
 
     >>> import torch
     >>> from torch import nn
@@ -170,8 +171,9 @@ def diagnose(
                 client for client in engine.data.clients if client.name in models
             ]
             data = replace(engine.data, clients=clients)
-    report = measure_models(models, data, Request.of(metrics, arguments))
-    if samples is None and budget is None:
+    request = Request.of(metrics, arguments)
+    report = measure_models(models, data, request)
+    if samples is None and budget is None and request.differentiates:
         sentence = who_could_use(models, data, loss, batch)
         if sentence:
             report.header["cross_scores"] = sentence

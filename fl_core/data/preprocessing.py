@@ -207,7 +207,7 @@ class Preprocessing:
 
         Values outside the fences are clipped first. Filling and scaling are computed in float64.
 
-        A word is given as its index in the column's categories, or the index after the last.
+        A word is given as its index in the column's categories, or the index after the last. It is never filled.
 
         Raises:
             UsageError: x is no array of rows with as many columns, or a value is missing
@@ -236,8 +236,12 @@ class Preprocessing:
         Raises:
             DataFault: a value is missing and not filled.
         """
-        missing_cells = np.argwhere(np.isnan(x))
-        if len(missing_cells) and not self.fill:
+        is_missing = np.isnan(x)
+        if self.fill:  # numbers alone
+            has_words = [bool(words) for words in self.categories] or [False]
+            is_missing = is_missing & has_words
+        missing_cells = np.argwhere(is_missing)
+        if len(missing_cells):
             row, column = missing_cells[0].tolist()
             column_text = column
             if self.columns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import numbers
 import re
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,15 @@ from fl_core.data.names import Names, composed
 from fl_core.data.preprocessing import Categories, Preprocessing
 from fl_core.data.reading import CLIPS, IMAGENET, SCALES
 from fl_core.data.values import Array, Bools, Integers, refuse_where
-from fl_core.errors import UsageError, about, listing, spelled, warn
+from fl_core.errors import (
+    Bound,
+    UsageError,
+    about,
+    check_value,
+    listing,
+    spelled,
+    warn,
+)
 from fl_core.models.tokens import (
     LENGTH,
     PAD,
@@ -159,8 +168,9 @@ class Source:
         """Count the samples of each natural client (rows) by class.
 
         For other tasks than classification there is a column ``samples``. For survival
-        there is also a column ``events``, and for multilabel one for each label.
-        Without natural clients there is one row, ``all``.
+        there is also a column ``events``, and for multilabel one for each label. A
+        label named ``samples`` has the column ``samples (label)``. Without natural
+        clients there is one row, ``all``.
         """
         owner = self.owner
         if owner is None:
@@ -172,7 +182,10 @@ class Source:
         elif self.y.ndim == 2 and not self.kind:
             column_names = self.classes or ("", "events")
             pairs = zip(column_names, self.y.T, strict=True)
-            columns |= {name: values > 0 for name, values in pairs if name}
+            for name, values in pairs:
+                column = f"{name} (label)" if name in columns else name
+                if name:
+                    columns[column] = values > 0
         return pd.DataFrame(columns, index=client).groupby(level=0, sort=False).sum()
 
     @property
@@ -445,12 +458,16 @@ class Source:
         by class would give a pool of one class.
 
         Raises:
-            UsageError: ``samples`` is below 1 or above the number of samples.
+            UsageError: ``samples`` is no whole number, below 1 or above the number of samples.
         """
-        if not isinstance(samples, int) or not 1 <= samples <= len(self):
-            raise UsageError(
-                f"max_samples must be from 1 to {len(self)}, the samples of {self.name}; got {samples!r}."
-            )
+        rule = f"a whole number from 1 to {len(self)}, the samples of {self.name}"
+        bound = Bound(
+            rule,
+            lambda count: (
+                isinstance(count, numbers.Integral) and 0 < int(count) <= len(self)
+            ),
+        )
+        check_value("max_samples", samples, bound)
         if samples == len(self):
             return self
         by_class = not self.shuffled and self.task == CLASSIFICATION

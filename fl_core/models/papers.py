@@ -691,7 +691,7 @@ def vit(
     Raises:
         UsageError: samples are no images, ``heads`` does not divide ``width``,
             ``patch`` does not divide the sides, or its default would give more than
-            :data:`MOST_PATCHES` patches a side.
+            :data:`MOST_PATCHES` patches a side, or a single patch.
     """
     from timm.models.vision_transformer import VisionTransformer
 
@@ -723,7 +723,8 @@ def mixer(
 
     Raises:
         UsageError: samples are no images, ``patch`` does not divide the image's sides,
-            or its default would give more than :data:`MOST_PATCHES` patches a side.
+            or its default would give more than :data:`MOST_PATCHES` patches a side, or
+            a single patch.
     """
     from timm.models.mlp_mixer import MlpMixer
 
@@ -754,7 +755,8 @@ def _cut(
 
     Raises:
         UsageError: samples are no images, the patch does not divide their sides, or the
-            default gives more than :data:`MOST_PATCHES` patches a side.
+            default gives more than :data:`MOST_PATCHES` patches a side, or a single
+            patch.
     """
     channels, height, width = image_shape(name, shape)
     divisor = math.gcd(height, width)
@@ -768,6 +770,13 @@ def _cut(
             raise UsageError(
                 f"{name}: sides of images must have a larger common divisor; got {height} x {width}, which patches "
                 f"of {patch} divide. Crop the images, or set the patch: {spelled(model_options={'patch': patch})}."
+            )
+        if patch == height == width > 8:
+            cropped = 8 * (patch // 8)
+            raise UsageError(
+                f"{name}: sides of images must have a common divisor besides 1 and {patch}; got {height} x {width}, "
+                f"which is one patch. Crop the images, such as to {cropped} x {cropped}, or set the patch: "
+                f"{spelled(model_options={'patch': patch})}."
             )
     if divisor % patch:
         raise UsageError(

@@ -11,6 +11,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fl_core import tree
+from fl_core.data.table.read import warn_of_others
 from fl_core.errors import (
     COUNT,
     DIGEST,
@@ -291,7 +292,8 @@ def predict(
     torch.Size([2, 5])
 
     Args:
-        path: an exported model, or a folder of them.
+        path: an exported model, or a folder of them, whose names end in
+            ``.safetensors``. A warning names the folder's other files.
         new: samples without labels. For a folder of models, a table with the column of clients that training had; or
             a folder, whose files or folders have the names of clients.
         ids, model, allow_code: as for :func:`fl_core.run.exported_model.predict`.
@@ -313,10 +315,10 @@ def predict(
         folder = Path(new)
         if kind_of(folder) in (Kind.RUN, Kind.RUNS, Kind.DECISION, Kind.MODELS):
             raise wrong_kind(folder, "data", "new samples")
-    files = [path]
+    files, descriptions = [path], [Path(f"{path}.json")]
     if path.is_dir():
         descriptions = sorted(path.glob("*.safetensors.json"))
-        files = [path.with_suffix("") for path in descriptions]
+        files = [description.with_suffix("") for description in descriptions]
     elif folder is None or exported_model.read(path).inputs.images:
         return exported_model.predict(path, new, **arguments)
     # one file is also a model; without a client it is for all
@@ -331,6 +333,8 @@ def predict(
         models[client] = file
     if not models:
         raise wrong_kind(path, "exported model", "what fedlayers export wrote")
+    if path.is_dir():
+        warn_of_others(path, {*files, *descriptions})
     if folder is None:
         exports = {name: exported_model.read(file) for name, file in models.items()}
         return _predict_rows(path, exports, new, **arguments)

@@ -33,6 +33,8 @@ _SIGNS = (nn.SoftMarginLoss, nn.HingeEmbeddingLoss)
 """Losses of targets of -1 and 1, which have no score but the loss."""
 _LANGUAGE = ("ForCausalLM", "LMHeadModel")
 """Ends of the names of transformers' classes whose outputs predict the next token."""
+_FLAT, _HALVINGS = 1e-6, 50
+"""The sum of slopes up to which a loss counts as the least, and the halvings of a search by bisection."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,9 @@ class FittedLoss(Loss):
         """Return the constant output that predicts labels y best, float64 [outputs].
 
         For classes it holds, at each position, the logarithms of the smoothed shares (n_k + 1) / (n + C) of all labels.
-        Labels that are ignored do not count. For other labels it has the least loss, which L-BFGS finds.
+        Labels that are ignored do not count. For the shares of ``KLDivLoss`` n_k is the sum of class k's shares. For
+        other labels the output has the least loss. L-BFGS finds it. Where the loss has kinks, bisections of the slope
+        go on from there, for each output by itself.
 
         Args:
             y: the labels, [n, ...].
@@ -96,15 +100,43 @@ class FittedLoss(Loss):
             counts = torch.bincount(y[y != self.ignored], minlength=self.classes) + 1
             shares = counts.double() / counts.sum()
             return shares.log().repeat(prod(self.shape) // self.classes)
-        z = torch.zeros(1, prod(self.shape), dtype=torch.float64, requires_grad=True)
+        if isinstance(self.base, nn.KLDivLoss):  # other outputs are no probabilities
+            sums = self.targets(y).double().sum(0).reshape(self.shape) + 1
+            return (sums / sums.sum(0)).log().flatten()
 
-        def loss() -> Tensor:
-            value = self(z.expand(len(y), -1), y)
-            (z.grad,) = torch.autograd.grad(value, z)
-            return value
+        def loss(z: Tensor) -> Tensor:
+            return self(z.expand(len(y), -1), y)
 
-        torch.optim.LBFGS([z], line_search_fn="strong_wolfe").step(loss)
-        return z.detach()[0]
+        def slope(z: Tensor) -> Tensor:
+            z = z.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(loss(z), z)
+            return gradient
+
+        def closure() -> Tensor:
+            z.grad = slope(z)
+            return loss(z).detach()
+
+        starts = [torch.zeros(1, prod(self.shape), dtype=torch.float64)]
+        if y.numel() == len(y) * prod(self.shape):  # such as rates, which are above 0
+            starts.append(y.double().reshape(len(y), -1).mean(0, keepdim=True))
+        z = min(starts, key=loss).requires_grad_()
+        torch.optim.LBFGS(
+            [z],
+            max_iter=200,
+            tolerance_grad=1e-9,
+            tolerance_change=1e-12,
+            line_search_fn="strong_wolfe",
+        ).step(closure)
+        z = z.detach()
+        if slope(z).abs().sum() > _FLAT:
+            reach = y.double().max() - y.double().min()
+            low, high = z - reach, z + reach
+            for _ in range(_HALVINGS):
+                middle = (low + high) / 2
+                falls = slope(middle) < 0
+                low, high = low.where(~falls, middle), high.where(falls, middle)
+            z = min(z, (low + high) / 2, key=loss)
+        return z[0]
 
     def labels(self, y: Tensor) -> Tensor:
         """Return the labels that outputs are compared with, in the shape of y.

@@ -63,6 +63,17 @@ def test_a_diagnosis_begins_with_cross_scores_and_ends_with_a_conclusion(tmp_pat
     assert str(fl.Report.read(tmp_path / "rows.jsonl")) == str(report)
 
 
+@pytest.mark.parametrize(
+    ("metric", "reads_losses"),
+    [("cka", False), ("weight_divergence", False), ("grad_norm", True)],
+)
+def test_models_are_scored_on_others_samples_if_a_metric_reads_losses(
+    metric, reads_losses
+):
+    report = fl.diagnose(MODELS, ALIKE, metric, progress=False)
+    assert ("cross_scores" in report.header) == reads_losses
+
+
 def test_a_summary_shows_the_value_of_all_clients_that_a_rule_reads():
     counts = {"north": 30, "south": 10}
     options = {"n_train": counts}

@@ -83,6 +83,19 @@ MANY = [f"n{k}" for k in range(MOST_LISTED + 1)]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("fill", [(), (0.0, 40.0)])
+def test_a_missing_word_is_refused_and_never_filled(fill):
+    preparation = Preprocessing(
+        ("sex", "age"), impute="mean", fill=fill, categories=(("f", "m"), ())
+    )
+    assert preparation.transform(np.array([[2.0, 7.0]])).tolist() == [[0, 0, 1, 7]]
+    with refuses("row 1: the value of column 'sex' must not be missing"):
+        preparation.transform(np.array([[0.0, 7.0], [np.nan, 7.0]]))
+    if fill:
+        filled = preparation.transform(np.array([[1.0, np.nan]]))
+        assert filled.tolist() == [[0, 1, 0, 40]]
+
+
 def test_more_columns_than_a_model_takes_are_refused():
     """Otherwise a small file makes a table many times as large."""
     table = {"columns": ["a", "b"], "categories": [["f", "m"], []]}

@@ -52,6 +52,14 @@ def test_each_file_is_a_client(wards, how):
     assert (recipe.partition, recipe.model) == ("natural", "mlp")
 
 
+@pytest.mark.parametrize("name", ["NA", "null", "?"])
+def test_the_name_of_a_file_is_no_missing_cell(wards, name):
+    """It is a client's name, as that of a folder of images is."""
+    (wards / "ward_0.csv").rename(wards / f"{name}.csv")
+    clients = data.load(wards).names
+    assert sorted(clients) == sorted([name, "ward_1", "ward_2"])
+
+
 def test_a_column_of_clients_beside_files_of_clients_is_refused(wards):
     for path in wards.glob("*.csv"):
         written(path, pd.read_csv(path).assign(client=range(20)))

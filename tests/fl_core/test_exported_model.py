@@ -257,6 +257,17 @@ def test_files_of_clients_and_their_models_are_told_apart_by_name(model, tmp_pat
         fl.predict(models, new)
 
 
+def test_files_of_a_folder_of_models_that_are_left_out_are_named(model, tmp_path):
+    """A model without a suffix is left out, too."""
+    models = copied(model, "m", "a")
+    for suffix in ("", ".json"):
+        file = models / f"m.safetensors{suffix}"
+        (models / f"plain{suffix}").write_bytes(file.read_bytes())
+    with pytest.warns(UserWarning, match=r"left out: plain, plain\.json$"):
+        rows = fl.predict(models, pd.DataFrame(X, columns=COLUMNS).assign(client="a"))
+    assert list(rows) == ["a"]
+
+
 def test_models_of_clients_with_like_names_have_files_of_their_own():
     clients = ["a b", "a/b", "a_b-0", "c"]
     paths = stored_models._files(Path("m"), clients, None)

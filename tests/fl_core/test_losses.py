@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from fl_core import config
 from fl_core.rows import CLASSIFICATION
 from fl_core.training import losses
+from fl_core.training.border import FittedLoss
 from tests.conftest import refuses
 
 ALPHA = [0.13, 0.18, 0.22, 0.22, 0.25]
@@ -123,6 +124,47 @@ def test_no_constant_has_less_loss_than_the_base_rate(name, spread):
     least = min(float(own(z.expand(40, 1), y)) for z in grid)
     assert float(own(constant.expand(40, 1), y)) <= least * (1 + 1e-9)
     assert float(loss.base_rate(y[:1])) == pytest.approx(float(y[0]))
+
+
+SKEWED = torch.tensor(np.random.default_rng(1).exponential((1, 10, 300), (61, 3)))
+SHARES = torch.tensor(np.random.default_rng(2).dirichlet((1, 2, 9), 61))
+BEST_CONSTANTS = {
+    "mse": (torch.nn.MSELoss(), SKEWED, SKEWED.mean(0)),
+    "l1": (torch.nn.L1Loss(), SKEWED - 90, SKEWED.median(0).values - 90),
+    "sum": (torch.nn.L1Loss(reduction="sum"), SKEWED, SKEWED.median(0).values),
+    "kinks": (torch.nn.SmoothL1Loss(beta=0), SKEWED, SKEWED.median(0).values),
+    "mae": (losses.build("mae"), SKEWED, SKEWED.median(0).values),
+    "quantile": (
+        lambda z, y: torch.maximum(0.9 * (y - z), 0.1 * (z - y)).mean(1),
+        SKEWED,
+        SKEWED.quantile(0.9, dim=0),
+    ),
+    "bce": (torch.nn.BCEWithLogitsLoss(), SHARES, SHARES.mean(0).logit()),
+    "soft": (torch.nn.CrossEntropyLoss(), SHARES, SHARES.mean(0).log()),
+    "log rates": (torch.nn.PoissonNLLLoss(), SKEWED, SKEWED.mean(0).log()),
+    "rates": (torch.nn.PoissonNLLLoss(log_input=False), SKEWED, SKEWED.mean(0)),
+}
+"""Losses of three outputs, with targets [61, 3] and the outputs of least loss."""
+
+
+@pytest.mark.parametrize("name", BEST_CONSTANTS)
+def test_no_constant_has_less_of_a_fitted_loss_than_the_base_rate(name):
+    base, y, best = BEST_CONSTANTS[name]
+    loss = FittedLoss(base, (3,))
+    constant = loss.base_rate(y)
+    assert (constant.dtype, constant.shape) == (torch.float64, (3,))
+    least = float(loss(best.expand(61, -1), y))
+    excess = float(loss(constant.expand(61, -1), y)) - least
+    assert excess <= 1e-7 * max(1, abs(least))
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_the_base_rate_of_divergence_is_the_smoothed_shares(log):
+    """Its loss alone has no least value: it falls without end as outputs grow."""
+    loss = FittedLoss(torch.nn.KLDivLoss(reduction="sum", log_target=log), (3,))
+    constant = loss.base_rate(SHARES.log() if log else SHARES)
+    expected = ((SHARES.sum(0) + 1) / (61 + 3)).log()
+    torch.testing.assert_close(constant, expected)
 
 
 @each_loss

@@ -250,6 +250,8 @@ def test_bad_requests_are_named():
         ("vit", COLOUR, {"patch": 5}, "32 x 32.*5"),
         ("vit", (1, 100, 101), {}, "100 x 101.*{'patch': 1}"),
         ("mixer", (1, 66, 64), {}, "66 x 64.*{'patch': 2}"),
+        ("vit", (1, 97, 97), {}, "97 x 97, .*one patch.*96 x 96.*{'patch': 97}"),
+        ("mixer", (1, 11, 11), {}, "11 x 11, .*one patch.*8 x 8.*{'patch': 11}"),
         ("vit", COLOUR, {"width": 10, "heads": 3}, "heads=3.*10"),
         (squeeze, IMAGE, {}, "3 channels.*1"),
         (squeeze, COLOUR, {"drop": 0.1}, "'dropout'"),

@@ -11,6 +11,7 @@ from fl_core.algorithms.base import registry
 from fl_core.config import RunConfig
 from fl_core.data.loading import as_data
 from fl_core.data.reading import Reading
+from fl_core.data.sources import Source
 from fl_core.errors import UsageError
 from fl_core.rounds.recorder import Recorder
 from fl_core.run.runner import run
@@ -161,6 +162,12 @@ def test_every_algorithm_learns_or_refuses_in_one_line(task, start):
             )
     assert {"fedrod", "pfedsd", "depthfl"} & {*names} <= refused
     assert not any("\n" in message for message in messages)
+
+
+def test_a_label_named_samples_is_counted_apart_from_the_samples():
+    y = np.array([[0, 1], [1, 1], [1, 1]])
+    counts = Source("toy", np.zeros((3, 1)), y, ("samples", "b")).counts()
+    assert counts.loc["all"].to_dict() == {"samples": 3, "samples (label)": 2, "b": 3}
 
 
 def test_wrong_targets_are_one_clear_line():

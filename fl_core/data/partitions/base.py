@@ -23,6 +23,7 @@ from fl_core.errors import (
     UsageError,
     about,
     check_fields,
+    check_type,
     check_value,
     listing,
     spelled,
@@ -644,10 +645,12 @@ def make(
         options: options of the kind, such as ``alpha``. None means the default.
 
     Raises:
-        UsageError: a kind or option is unknown, a value is out of range, the kind does
-            not fit the data's task or groups, or a client has too few samples to
+        UsageError: a kind or option is unknown, a value is out of range, a seed is no
+            whole number, the kind does not fit the data's task or groups, or a client has too few samples to
             divide.
     """
+    check_type("seed", seed, int, numpy=True)
+    check_type("split_seed", split_seed, int | None, numpy=True)
     member, settings = PARTITIONS[kind], {}
     accepted = options_of(member)
     for name, value in options.items():

@@ -502,7 +502,10 @@ class _Table:
             if role not in ("client", "group") or not len(self.columns[name].cells):
                 continue
             cells = texts_of(self.columns[name].cells)
-            if fault := _name_fault(name, cells, role, self.how):
+            how = self.how
+            if self.opened and name == self.opened.client:
+                how = replace(how, categories=[name])  # a file has a name
+            if fault := _name_fault(name, cells, role, how):
                 self.refuse(fault, name)
                 continue
             if role == "client":
