@@ -215,8 +215,15 @@ def _folder(path: Path, key: str) -> tuple[Tree, dict[str, Any] | None]:
             unread = listing(map(printable, unread_files), 4)
             warn(f"{path}: not read: {unread}")
         tensors: Tree = {}
+        n_tensors = 0
         for file_name in names:
-            tensors |= weights.read(folder.file(file_name), key)
+            shard = weights.read(folder.file(file_name), key)
+            n_tensors += len(shard)
+            if n_tensors > weights.VISITS:
+                raise UsageError(
+                    f"{path} must have at most {weights.VISITS:,} tensors in its files; got more. Use a smaller model."
+                )
+            tensors |= shard
         return tensors, None
     advice = "Name a file."
     if folder.has(".metadata"):

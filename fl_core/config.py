@@ -66,6 +66,8 @@ CLASS_WEIGHTS = ("none", "balanced")
 
 A configuration may have numbers W,W,... instead.
 """
+BATCHNORM = ("global", "local", "drop")
+"""What happens to the running statistics of batch normalisation."""
 MOST_TURNS = 1_000_000
 """The largest number of rounds, and of epochs."""
 ROUNDS = Bound(f"from 1 to {MOST_TURNS:,}", lambda value: 1 <= value <= MOST_TURNS)
@@ -143,9 +145,7 @@ class ModelConfig:
     """The model's own options."""
     init: str | None = None
     """Initial weights: a run directory, or a file."""
-    batchnorm: Annotated[
-        str, OneOf("value of batchnorm", ("global", "local", "drop"))
-    ] = "global"
+    batchnorm: Annotated[str, OneOf("value of batchnorm", BATCHNORM)] = "global"
     """Running statistics of batch normalisation: global (averaged), local (each client's own) or drop (removed)."""
     layer_granularity: Annotated[str, OneOf("way of grouping layers", WAYS)] = "block"
     """What counts as a layer: module, or block (a module with its normalisation, or a group of modules)."""

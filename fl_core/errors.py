@@ -606,7 +606,8 @@ def _must_be(
 
 
 COUNT = Bound(
-    "a whole number from 0", lambda value: fits(value, int, _JSON) and value >= 0
+    "a whole number from 0",
+    lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0,
 )
 DIGEST = Bound(
     "a digest, or nothing",
@@ -616,7 +617,11 @@ DIGEST = Bound(
 )
 NUMBER = Bound(  # whole numbers beyond all floats are none
     "a finite number",
-    lambda value: fits(value, int | float, _JSON) and abs(value) <= sys.float_info.max,
+    lambda value: (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= sys.float_info.max
+    ),
 )
 """The last of three bounds on values that JSON stores, after :data:`COUNT` and :data:`DIGEST`."""
 
@@ -975,6 +980,10 @@ def _faults(contents: object, form: object, name: str) -> Iterator[str]:
             yield _wrong(contents, name, (form,))
     elif not isinstance(contents, container_type):
         yield _wrong(contents, name, (form,))
+    elif isinstance(form, list) and isinstance(form[0], Bound | type):
+        for position, value in enumerate(contents):  # many, as words are
+            if not fits(value, form[0], _JSON):
+                yield _wrong(value, f"{prefix}{position}", (form[0],))
     elif isinstance(form, list):
         for position, value in enumerate(contents):
             yield from _faults(value, form[0], f"{prefix}{position}")

@@ -14,6 +14,7 @@ ValueError: JSON that is nested more than 100 times
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import io
@@ -30,7 +31,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from glob import escape
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -85,11 +85,12 @@ def write_atomically(path: Path, data: bytes) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     Folder(path.parent).write(path.name, data)
-    start = escape(path.name)
-    for left in path.parent.glob(f"{start}.*.part"):
-        writer = left.name.split(".")[-2]
-        if writer.isdecimal() and not Path("/proc", writer).exists():
-            left.unlink(missing_ok=True)
+    start, end = f"{path.name}.", ".part"
+    for name in os.listdir(path.parent):
+        if name.startswith(start) and name.endswith(end):
+            writer = name[len(start) : -len(end)]
+            if writer.isdecimal() and not Path("/proc", writer).exists():
+                (path.parent / name).unlink(missing_ok=True)
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
@@ -133,7 +134,8 @@ def check_folder(path: Path) -> None:
     Raises:
         UsageError: it is one of these. The message names the path.
     """
-    if path.resolve().parent == path.resolve():
+    real_path = Path(os.path.realpath(path))
+    if real_path.parent == real_path:
         raise UsageError(
             f"out must be a folder for results; got {path}, the root of all folders. Write out='out/NAME'."
         )
@@ -163,6 +165,7 @@ def check_no_links(folder: Path) -> None:
                 )
 
 
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 NAME_BYTES, PATH_BYTES = 255, 1000
 """The largest number of bytes in the name of a file or folder, and in all names of a relative path."""
 
@@ -215,11 +218,11 @@ class Folder:
         The file need not exist.
         """
         parts = name.split("/")
-        if not is_file_name(name):
+        if not is_file_name(name) or _CONTROL.search(name):
             shown = name[:NAME_BYTES]
             raise CorruptError(
-                f"name of a file below {self.path} must be of at most {NAME_BYTES} bytes, without empty parts, '.' "
-                f"and '..'; got {shown!r}."
+                f"name of a file below {self.path} must be of at most {NAME_BYTES} bytes, without empty parts, '.', "
+                f"'..' and control signs; got {shown!r}."
             )
         path = self.path
         for place, part in enumerate(parts, 1):
@@ -227,7 +230,7 @@ class Folder:
             is_kind = stat.S_ISDIR
             if place == len(parts):
                 is_kind = stat.S_ISREG
-            with suppress(FileNotFoundError, NotADirectoryError):
+            with suppress(FileNotFoundError, NotADirectoryError), no_circle(path):
                 mode = os.stat(path, follow_symlinks=self.links).st_mode
                 if stat.S_ISLNK(mode):
                     raise CorruptError(
@@ -627,12 +630,13 @@ def check_regular(path: Path | str, most: int | None = None) -> int:
         UsageError: the path is no regular file, or the file has more than ``most``
             bytes, or far more than the disk holds of it.
     """
-    try:
+    with _there(path):
         status = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(
-            f"{path} must be a file; got no such file. Correct its path."
-        ) from None
+    return _check_status(path, status, most)
+
+
+def _check_status(path: Path | str, status: os.stat_result, most: int | None) -> int:
+    """Return the size of a regular file, as for :func:`check_regular`, from what the system says of it."""
     if not stat.S_ISREG(status.st_mode):
         got = "a pipe or a device"
         if stat.S_ISDIR(status.st_mode):
@@ -641,6 +645,39 @@ def check_regular(path: Path | str, most: int | None = None) -> int:
     check_size(path, status.st_size, most)
     check_unpacked(path, 512 * status.st_blocks, status.st_size)
     return status.st_size
+
+
+@contextmanager
+def no_circle(
+    path: Path | str, fault: Callable[[str], Exception] = CorruptError
+) -> Iterator[None]:
+    """Refuse a link that leads to itself, and a name that is too long, if the system finds one in the block.
+
+    Args:
+        path: the file's path, for the message.
+        fault: the type of the error.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENAMETOOLONG):
+            raise
+        reason = "links that lead in a circle"
+        if error.errno == errno.ENAMETOOLONG:
+            reason = "a name that is too long"
+        raise fault(f"{path} must be a file; got {reason}. Correct its path.") from None
+
+
+@contextmanager
+def _there(path: Path | str) -> Iterator[None]:
+    """Refuse a path that leads to no file, if the system says so in the ``with`` block."""
+    try:
+        with no_circle(path, UsageError):
+            yield
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(
+            f"{path} must be a file; got no such file. Correct its path."
+        ) from None
 
 
 @contextmanager
@@ -654,8 +691,10 @@ def opened(path: Path | str, most: int | None = None) -> Iterator[BinaryIO]:
         UsageError: as for :func:`check_regular`.
     """
     check_regular(path, most)
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with _there(path):
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
+        _check_status(path, os.fstat(handle), most)  # it may be another by now
         yield file
 
 
@@ -668,9 +707,8 @@ def read_bytes(path: Path | str, most: int | None = None) -> bytes:
     Raises:
         UsageError: as for :func:`check_regular`.
     """
-    size = check_regular(path, most)
     with opened(path, most) as file:
-        return file.read(size)
+        return file.read(os.fstat(file.fileno()).st_size)
 
 
 def read_text(path: Path, most: int | None = None) -> str:
@@ -824,8 +862,11 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
             a file is packed in another way than :data:`PACKINGS`.
         UsageError: as for :func:`check_regular`.
     """
-    check_regular(path)
-    with _Bounded(io.FileIO(path)) as file, zipfile.ZipFile(file) as archive:
+    with (
+        opened(path) as raw,
+        _Bounded(io.FileIO(raw.fileno(), closefd=False)) as file,
+        zipfile.ZipFile(file) as archive,
+    ):
         file.bounded = False
         entries = archive.infolist()
         if len(entries) > ENTRIES:

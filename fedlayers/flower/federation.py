@@ -313,8 +313,19 @@ def widest(
     lows, highs = np.array([site["fences"] for site in sites.values()]).swapaxes(0, 1)
     low, high = lows.min(axis=0), highs.max(axis=0)
     open_ended = low > high
+    open_ended[columns_of_words(facts, width)] = True
     low[open_ended], high[open_ended] = -NO_FENCE, NO_FENCE
     return tuple(low.tolist()), tuple(high.tolist())
+
+
+def columns_of_words(facts: Mapping[str, Any], width: int) -> list[int]:
+    """Return the places of the columns of words, which are neither clipped nor scaled whatever a site says of them.
+
+    Args:
+        facts: the facts of one site.
+        width: the number of columns.
+    """
+    return [k for k, has_words in enumerate(facts["worded"][:width]) if has_words]
 
 
 def settled(
@@ -473,6 +484,8 @@ def _preparation(
         )
     spread = np.sqrt(squares / rows)
     spread[spread == 0] = 1.0
+    words_at = columns_of_words(facts, len(columns))
+    mean[words_at], spread[words_at] = 0.0, 1.0
     is_scaled = facts["scale"] != "none"
     target: tuple[float, ...] = ()
     if is_regression:

@@ -29,6 +29,8 @@ from fl_core.kinds import Kind, kind_of, wrong_kind
 from fl_core.rows import CLASSIFICATION
 
 OWNER_KEYS = ("client", "domain", "center")
+TEXT_COPIES = 2
+"""Copies of an array of texts in memory while its words are found."""
 OWNED = "each sample must have a client"
 FILL = "Fill it, or write whole numbers and their names in an array client_names."
 
@@ -56,7 +58,8 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
       as token ids. Columns of features are then ignored.
     * ``.tsv``: the same. An Excel file is refused.
     * ``.parquet``: the same. An index without a name is ignored.
-    * A folder of such tables, or their paths with commas between them. Each file is a client with the file's name.
+    * A folder of at most 2,000 such tables, or their paths with commas between them. Each file is a client with the
+      file's name.
     * ``.jsonl``: the same, with one object per line, such as the keys text, label and,
       optionally, client.
 
@@ -194,7 +197,8 @@ def read_arrays(path: Path, keys: Sequence[str]) -> dict[str, Array]:
     )
     with (
         about(requirement, storage.DAMAGED, way=advice),
-        np.load(path, allow_pickle=False) as file,
+        storage.opened(path) as stream,
+        np.load(stream, allow_pickle=False) as file,
     ):
         arrays_by_key = {key: file[key] for key in keys}
         for key, array in arrays_by_key.items():
@@ -214,9 +218,10 @@ def check_signs(key: str, array: Array) -> None:
     """
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     codes = np.ascontiguousarray(native).reshape(-1).view(np.uint32)
-    wrong = (codes > sys.maxunicode) | ((codes >= 0xD800) & (codes < 0xE000))
-    if wrong.any():
-        raise ValueError(f"array {key!r} has a sign of number {codes[wrong][0]:,}")
+    for part in np.array_split(codes, 1 + len(codes) // 2**20):  # little memory
+        wrong = (part > sys.maxunicode) | ((part >= 0xD800) & (part < 0xE000))
+        if wrong.any():
+            raise ValueError(f"array {key!r} has a sign of number {part[wrong][0]:,}")
 
 
 def headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -224,7 +229,8 @@ def headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
 
     Raises:
         UsageError: the path is no such file, it has an array twice, an array claims
-            more bytes than it has, or the file is far larger unpacked.
+            more bytes than it has, texts take too many, or the file is far larger
+            unpacked.
     """
     shapes, n_bytes = {}, 0
     readable_file = about(
@@ -249,6 +255,18 @@ def headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         )
     for entry, (key, (shape, dtype)) in zip(entries, shapes.items(), strict=True):
         claimed_bytes = math.prod(shape) * dtype.itemsize
+        if (
+            dtype.kind in "US"
+            and claimed_bytes > storage.most_unpacked() // TEXT_COPIES
+        ):
+            texts_size = storage.format_bytes(claimed_bytes)
+            most_size = storage.format_bytes(storage.most_unpacked() // TEXT_COPIES)
+            allowed = 1.06 * TEXT_COPIES * claimed_bytes
+            raise UsageError(
+                f"{path}, array {key!r}: texts must take at most {most_size}, all as long as the longest; "
+                f"got {texts_size}. Write them in a table, or allow it: "
+                f"{storage.UNPACKED_VARIABLE}={allowed:.1e}."
+            )
         least_bytes = 0
         if dtype.kind in "USO":
             least_bytes = 64  # texts become Python's objects

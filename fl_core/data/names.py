@@ -9,9 +9,11 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Literal
 
 from fl_core.data.faults import DataFault
+from fl_core.errors import UsageError
 
 Names = tuple[str, ...]
 """Names in their order."""
@@ -27,6 +29,8 @@ _NUMBER = re.compile(
 )
 
 
+_NO_NAME = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Control characters and line ends. A name of a file that is no UTF-8 has halves of surrogate pairs."""
 MOST_MARKS, SHORT = 100, 1000
 """Combining marks in a row that a text may have, and the length up to which it is not checked.
 
@@ -47,6 +51,19 @@ def composed(text: str, form: Literal["NFC", "NFKC"] = "NFC") -> str:
                 "Remove them.",
             )
     return unicodedata.normalize(form, text)
+
+
+def check_file_names(files: Iterable[Path]) -> None:
+    """Refuse files and folders, after which clients and classes are named, that have control characters in their names.
+
+    Raises:
+        UsageError: there is such a name, or one that is no UTF-8. The message has it.
+    """
+    for file in files:
+        if _NO_NAME.search(str(file)):
+            raise UsageError(
+                f"names of files and folders must be text without control characters; got {str(file)!r}. Rename it."
+            )
 
 
 def first_duplicate(names: Sequence[str]) -> str | None:

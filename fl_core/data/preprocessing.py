@@ -143,7 +143,8 @@ class Preprocessing:
 
     Raises:
         UsageError: parts differ in their number of columns or are incomplete, or a
-            column has more than :data:`MOST_LISTED` categories.
+            column has more than :data:`MOST_LISTED` categories. Or a column of words is
+            clipped or scaled.
     """
 
     columns: Names = ()
@@ -176,6 +177,15 @@ class Preprocessing:
                 f"parts of a preprocessing must have one number for each column; got {widths_there} numbers. "
                 "Store it again."
             )
+        for k, words in enumerate(self.categories):
+            ends = ((self.lowest[k], self.highest[k]) if self.lowest else (0.0, len(words)))  # fmt: skip
+            scaling = (self.centre[k], self.spread[k]) if self.centre else (0.0, 1.0)
+            is_whole = ends[0] <= 0 and ends[1] >= len(words)
+            if words and not (is_whole and scaling == (0.0, 1.0)):
+                raise UsageError(
+                    f"a column of words must be neither clipped nor scaled; got other numbers for column {k}. "
+                    "Store it again."
+                )
         most_words = max(map(len, self.categories), default=0)
         if most_words > MOST_LISTED:
             raise UsageError(

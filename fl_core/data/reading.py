@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from fl_core.data.names import Names, composed, first_duplicate
+from fl_core.data.names import Names, check_file_names, composed, first_duplicate
 from fl_core.errors import (
     OneOf,
     UsageError,
@@ -53,14 +53,19 @@ def images_in(path: Path, form: str) -> list[Path]:
 
     Args:
         form: a pattern as for ``Path.glob``, such as ``**/*``.
+
+    Raises:
+        UsageError: as for :func:`fl_core.data.names.check_file_names`.
     """
-    return sorted(
+    files = sorted(
         file
         for file in path.glob(form)
         if file.suffix.lower() in IMAGES
         and MAC not in file.relative_to(path).parts
         and file.is_file()
     )
+    check_file_names(files)
+    return files
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -578,11 +578,11 @@ def check_lengths(x: Sized, y: Sized) -> None:
 # --- texts -----------------------------------------------------------------------------------------------------
 
 
-def tokens_of(text: str) -> list[str]:
+def tokens_of(text: str, most: int | None = None) -> list[str]:
     """Split a text into tokens: words (with their # or @, and apostrophes inside), and single other characters.
 
     Tokens are lower case in Unicode's compatibility form. White space only separates them. Each letter of a language
-    without spaces, such as Chinese or Thai, is a token.
+    without spaces, such as Chinese or Thai, is a token. Only the first ``most`` tokens are returned.
 
     >>> for text in ("Don't fly!", "@United  #Fail...", "\ufb01ne \uff21\uff22 Straße", "a_b 3.5\t😀", "好很"):
     ...     print(*tokens_of(text))
@@ -592,7 +592,41 @@ def tokens_of(text: str) -> list[str]:
     a_b 3 . 5 😀
     好 很
     """
-    return _TOKEN.findall(composed(text, "NFKC").casefold())
+    matches = _TOKEN.finditer(composed(text, "NFKC").casefold())
+    return [match.group() for match in islice(matches, most)]
+
+
+LIGATURES = {"\ufdfa": 18, "\ufdfb": 8}
+"""Signs of whole sentences, with their number of signs in Unicode's compatibility form. All others have at most 6."""
+MOST_GROWTH, GROWN = 6, 2**20
+"""The factor by which that form may lengthen all texts, and their signs from which that counts."""
+
+
+def check_growth(texts: Sequence[str]) -> None:
+    """Refuse texts that Unicode's compatibility form would make far longer.
+
+    >>> check_growth(["\ufdfa"] * 9)
+    >>> check_growth(["\ufdfa" * 2000] * 1000)
+    Traceback (most recent call last):
+        ...
+    fl_core.data.faults.DataFault: texts must grow at most 6-fold in Unicode's form NFKC; got 18.0-fold. ...
+
+    Raises:
+        DataFault: there are more than :data:`GROWN` signs, most of which are ligatures.
+    """
+    n_signs = sum(map(len, texts))
+    if n_signs < GROWN:
+        return
+    n_grown = n_signs + sum(
+        (size - 1) * sum(text.count(sign) for text in texts)
+        for sign, size in LIGATURES.items()
+    )
+    if n_grown > MOST_GROWTH * n_signs:
+        factor = n_grown / n_signs
+        raise DataFault(
+            f"texts must grow at most {MOST_GROWTH}-fold in Unicode's form NFKC; got {factor:.1f}-fold.",
+            "Write ligatures as letters.",
+        )
 
 
 def encode(
@@ -614,7 +648,7 @@ def encode(
             :func:`tokens_of`.
 
     Raises:
-        DataFault: a text is blank. The message names the first.
+        DataFault: a text is blank. The message names the first. Or as for :func:`check_growth`.
         UsageError: the tokenizer does not take the texts, or its file has changed.
     """
     is_blank = np.array([not text.strip() for text in texts], dtype=bool)
@@ -630,7 +664,9 @@ def encode(
                 f"{where}: {n_cut} of {len(texts)} texts are cut {cut_place} {tokenizer.length} tokens"
             )
         return ids, (tokenizer.sha256,)
-    tokens, most_tokens = [tokens_of(text) for text in texts], length - 1
+    check_growth(texts)
+    most_tokens = length - 1
+    tokens = [tokens_of(text, most_tokens + 1) for text in texts]
     n_cut = sum(len(sentence) > most_tokens for sentence in tokens)
     if where and n_cut > NOTED * len(texts):
         warn(

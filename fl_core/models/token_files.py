@@ -12,8 +12,8 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -166,6 +166,23 @@ def arrange(tokenizer: Any, length: int, pad: int) -> None:
     keys = ("direction", "pad_type_id", "pad_token")
     options = {key: padding[key] for key in keys if key in padding}
     tokenizer.enable_padding(length=length, pad_id=pad, **options)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let nothing be printed to standard error in the ``with`` block, as Rust does without Python's knowledge."""
+    try:
+        error_output = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(error_output, 2)
+        os.close(error_output)
 
 
 def check_ids(rows: list[list[int]], length: int, tokens: int) -> None:

@@ -77,7 +77,8 @@ class Tokenizer:
             try:
                 tokenizer = Tokenizer.from_buffer(content)
                 token_files.arrange(tokenizer, self.length, self.pad)
-                encodings = tokenizer.encode_batch([*texts])
+                with token_files.quiet():  # a panic prints its stack
+                    encodings = tokenizer.encode_batch([*texts])
             except BaseException as error:
                 if type(error).__name__ != "PanicException":  # of Rust
                     raise

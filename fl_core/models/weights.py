@@ -126,8 +126,12 @@ def read(path: Path, key: str = "") -> dict[str, Tensor]:
         fault = "does not exist"
         if path.exists():
             fault = "is no regular file"
-        raise UsageError(f"weights must be a file; {path} {fault}. Check the path.")
+        shown_path = printable(str(path))
+        raise UsageError(
+            f"weights must be a file; {shown_path} {fault}. Check the path."
+        )
     storage.check_regular(path)
+    shown_path = printable(str(path))
     try:
         states: list[str] = []
         if path.suffix == ".safetensors":
@@ -137,7 +141,7 @@ def read(path: Path, key: str = "") -> dict[str, Tensor]:
     except storage.DAMAGED as error:
         reason = printable(str(error).strip().partition("\n")[0])[:200]
         raise UsageError(
-            f"{path} must be a file of weights that can be read: {reason}. Save its state_dict() again."
+            f"{shown_path} must be a file of weights that can be read: {reason}. Save its state_dict() again."
         ) from error
     prefix = ""
     if key:
@@ -206,7 +210,9 @@ def _safetensors(data: bytes) -> dict[str, Tensor]:
 def _torch(path: Path, key: str) -> tuple[dict[str, Tensor], list[str]]:
     """Return the tensors of a file of torch.save by name, and the names of its dictionaries of tensors."""
     parser = _Parser(path.stat().st_size)
-    if zipfile.is_zipfile(path):
+    with storage.opened(path) as file:
+        is_archive = zipfile.is_zipfile(file)
+    if is_archive:
         with storage.open_zip(path) as archive:
             root = _check_archive(archive, path)
             pickle_bytes = archive.read(f"{root}data.pkl")
@@ -214,7 +220,7 @@ def _torch(path: Path, key: str) -> tuple[dict[str, Tensor], list[str]]:
             weights, versions, states = _weights(stored, key)
             tensors = _filled(weights, lambda key: archive.read(f"{root}data/{key}"))
     else:  # one stream, as before torch 1.6
-        with path.open("rb") as file:
+        with storage.opened(path) as file:
             stream = io.BytesIO(file.read(PICKLE_BYTES))
             if [parser.parse(stream), parser.parse(stream)] != _MAGIC:
                 raise ValueError("it is no file of torch.save")
@@ -565,11 +571,12 @@ def _filled(
         read: a function that returns the bytes of a storage by its key.
 
     Raises:
-        ValueError: a tensor reads beyond its storage, or a storage has another size
-            than it claims.
+        ValueError: a tensor reads beyond its storage, a storage has another size than it
+            claims, or negated views have more bytes than are stored.
     """
     storage_tensors: dict[str, Tensor] = {}
     tensors = {}
+    n_negated = 0
     for name, tensor in views.items():
         _check(name, tensor)
         key = tensor.storage.key
@@ -586,7 +593,10 @@ def _filled(
         view = stored_numbers.as_strided(tensor.size, tensor.stride, tensor.offset)
         if "conj" in tensor.flags:
             view = view.conj()
-        if "neg" in tensor.flags:
+        if "neg" in tensor.flags:  # which takes memory of its own
+            n_negated += view.nbytes
+            if n_negated > sum(data.nbytes for data in storage_tensors.values()):
+                raise ValueError("its negated views have more numbers than are stored")
             view = -view
         tensors[name] = view
     return tensors

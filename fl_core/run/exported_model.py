@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 import fl_core
 from fl_core import models, tree
 from fl_core.algorithms.base import Algorithm, extends_model, find
+from fl_core.config import BATCHNORM
 from fl_core.data.inputs import Inputs, Samples
 from fl_core.data.reading import BETWEEN
 from fl_core.display import Displayed, Summary
@@ -25,6 +27,8 @@ from fl_core.errors import (
     COUNT,
     DIGEST,
     NUMBER,
+    Bound,
+    CorruptError,
     MapOf,
     NonFiniteError,
     UsageError,
@@ -46,6 +50,7 @@ from fl_core.run.task import Task
 from fl_core.storage import (
     Folder,
     check_folder,
+    check_size,
     check_version,
     sha,
     sign,
@@ -56,10 +61,29 @@ from fl_core.training.losses import Standardised, build
 from fl_core.tree import Tree
 
 FORMAT = "fedlayers.model/1"
+ROUNDING = 1e-9
+"""The relative error of a temperature at the ends of its range."""
+MOST_BASE = 1000
+"""The largest size of a number that is added to logits. The logarithm of a float64 is below 750."""
+DESCRIPTION_BYTES = 2**23
+"""Bytes of a model's description at most, which has each word of a table or a text."""
 SHOWN = 8
 """The most samples that predictions show as text.
 
 With more classes than this they show no probabilities."""
+TEMPERATURE = Bound(
+    f"a number from {evaluate.COLDEST:g} to {evaluate.HOTTEST:g}",
+    lambda value: (
+        NUMBER.holds(value)
+        and (1 - ROUNDING) * evaluate.COLDEST <= value <= (1 + ROUNDING) * evaluate.HOTTEST
+    ),
+)  # fmt: skip
+"""The bound on a stored temperature, which is that of the fit."""
+BASE_RATE = Bound(
+    f"a number from {-MOST_BASE:,} to {MOST_BASE:,}",
+    lambda value: NUMBER.holds(value) and abs(value) <= MOST_BASE,
+)
+"""The bound on a stored number that is added to logits."""
 FORM = {
     "model": {
         "outputs": COUNT,
@@ -67,15 +91,15 @@ FORM = {
         "class": str,
         "options": dict,
         "seed": int,
-        "bn": str,
+        "bn": Bound(listing(BATCHNORM), BATCHNORM.__contains__),
         "code": MapOf(DIGEST),
         "extended_by": ({"algorithm": str, "options": dict}, None),
     },
     "inputs": dict,
     "classes": [str],
     "task": str,
-    "temperature": NUMBER,
-    "base_rate": [NUMBER],
+    "temperature": TEMPERATURE,
+    "base_rate": [BASE_RATE],
     "run": {"model": str, "client": (str, None), "algorithm": str, "round": COUNT},
     "file": {"sha256": DIGEST},
 }
@@ -283,9 +307,13 @@ def write(out: Path, about: dict[str, Any], content: bytes) -> ExportedModel:
         out: the file of weights. The description is written to ``out``.json.
         about: the description. Size and digest of the file are added to it as ``file``.
         content: the bytes of the weights.
+
+    Raises:
+        UsageError: the description has more than :data:`DESCRIPTION_BYTES`.
     """
     about["file"] = {"bytes": len(content), "sha256": sha(content)}
     description = sign({"format": FORMAT, **about})
+    check_size(f"{out}.json", len(description), DESCRIPTION_BYTES)
     for path, data in ((out, content), (Path(f"{out}.json"), description)):
         write_atomically(path, data)
     return ExportedModel(out, about)
@@ -303,7 +331,9 @@ def read(path: Path | str) -> ExportedModel:
         UsageError: the file does not exist, another version of this package wrote it, or it does not describe a model.
         CorruptError: it was edited or damaged.
     """
-    path = Path(path).resolve()  # links may lead to its folder, but not within it
+    path = Path(
+        os.path.realpath(path)
+    )  # links may lead to its folder, but not within it
     folder, name = Folder(path.parent), f"{path.name}.json"
     if not path.parent.is_dir() or not folder.has(name):
         if kind_of(path) is not Kind.FILE:
@@ -311,6 +341,7 @@ def read(path: Path | str) -> ExportedModel:
         raise UsageError(
             f"{path} must be an exported model with {name} next to it; got none. Copy both files."
         )
+    check_size(path.parent / name, folder.size(name), DESCRIPTION_BYTES, CorruptError)
     description = folder.read_signed(name)
     current_format = check_version(
         path.parent / name, description.pop("format", None), FORMAT
@@ -327,8 +358,6 @@ def read(path: Path | str) -> ExportedModel:
 
 def _value_fault(about: Mapping[str, Any]) -> str:
     """Return what is wrong with the values of a description whose entries have their types; empty if nothing is."""
-    if about["temperature"] <= 0:
-        return f"temperature must be above 0; got {about['temperature']:g}"
     n_bases, n_classes = len(about["base_rate"]), len(about["classes"])
     if n_bases and n_bases != n_classes:
         return f"base_rate must have a number for each class; got {n_bases}"
@@ -449,7 +478,11 @@ def of_run(
     """
     checkpoint = stored_run.checkpoint(round, lazy=True)
     plan = checkpoint.server.meta.get("plan") or stored_run.config.get("in_force")
-    run = {"id": stored_run.id, "name": stored_run.path.resolve().name, "model": which}
+    run = {
+        "id": stored_run.id,
+        "name": Path(os.path.realpath(stored_run.path)).name,
+        "model": which,
+    }
     return {"plan": plan, "run": {**run, "client": client, "round": checkpoint.round}}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from fl_core.data.table.read import warn_of_others
 from fl_core.errors import (
     COUNT,
     DIGEST,
-    NUMBER,
     ByName,
     CorruptError,
     MapOf,
@@ -38,10 +38,17 @@ FALLBACK = "fallback"
 """The name of the recommended models with a fallback to local training.
 
 A client whose validation loss is lower with local training has its local model."""
+STEM = 50
+"""Characters of a client's name in a file's name at most."""
 _FORM = {
     "about": {key: form for key, form in exported_model.FORM.items() if key != "file"},
     "clients": MapOf(
-        {"sha256": DIGEST, "bytes": COUNT, "base_rate": [NUMBER], "weights": str}
+        {
+            "sha256": DIGEST,
+            "bytes": COUNT,
+            "base_rate": [exported_model.BASE_RATE],
+            "weights": str,
+        }
     ),
 }
 
@@ -199,7 +206,7 @@ def _files(out: Path, names: Sequence[str], client: str | None) -> list[Path]:
     if client is not None:
         return [out]
     stems = [file_name(name) for name in names]
-    while duplicates := {stem for stem in stems if stems.count(stem) > 1}:
+    while duplicates := {stem for stem, count in Counter(stems).items() if count > 1}:
         stems = [
             f"{stem}-{k}" if stem in duplicates else stem
             for k, stem in enumerate(stems)
@@ -210,12 +217,12 @@ def _files(out: Path, names: Sequence[str], client: str | None) -> list[Path]:
 def file_name(client: str) -> str:
     """Return a file name for a client's model, without a suffix.
 
-    It has an underscore for each character but letters, digits, ``_``, ``.`` and ``-``.
+    It has an underscore for each character but letters, digits, ``_``, ``.`` and ``-``. A long name is cut.
 
-    >>> file_name("St. Mary's / east")
-    'St._Mary_s___east'
+    >>> file_name("St. Mary's / east"), len(file_name("a" * 999))
+    ('St._Mary_s___east', 50)
     """
-    return re.sub(r"[^\w.-]", "_", client)
+    return re.sub(r"[^\w.-]", "_", client)[:STEM]
 
 
 def _stored(

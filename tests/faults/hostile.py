@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow
+import torch
 from PIL import Image
 from pyarrow import parquet
 from torch import nn
@@ -172,6 +173,13 @@ def text_arrays(sign, x=None):
     return file.getvalue()
 
 
+def text_lines(text):
+    """Return lines of JSON with a text of one class and a short one of another."""
+    pair = [{"text": text, "label": 0}, {"text": "b", "label": 1}]
+    lines = [json.dumps(entry, ensure_ascii=False) for entry in pair * 9]
+    return "\n".join(lines).encode()
+
+
 def many_classes(count):
     file = io.BytesIO()
     np.savez_compressed(file, x=np.zeros((count, 2), "f4"), y=np.arange(count))
@@ -288,6 +296,13 @@ def pickled_bytes(content):
     return file.getvalue()
 
 
+def negated(count):
+    """Return a file of torch.save of views that negate one number again and again."""
+    number, file = torch.zeros(1, dtype=torch.complex128).conj().imag, io.BytesIO()
+    torch.save({f"w{k}": number.expand(N) for k in range(count)}, file)
+    return file.getvalue()
+
+
 BOMBS = {
     "json": {
         "many values": lambda: b"[" + b"1," * (2 * N) + b"1]",
@@ -314,6 +329,8 @@ BOMBS = {
         "keys times lines": lambda: b"{" + numbered(2000, b'"k%d": 1, ') + b'"label": 1}\n' + b"{}\n" * 20_000,
         "repeated keys": lambda: HEADER + b"{" + b'"text": 1, ' * 100_000 + b'"label": 1}\n',
         "huge numbers": lambda: HEADER + b'{"value": ' + b"9" * N + b"}\n",
+        "letters that become six": lambda: text_lines("\u3316" * (N // 8)),
+        "ligatures": lambda: text_lines("\ufdfa" * (N // 4)),
         "marks in a row": lambda: (b'{"text": "' + MARKS + b'", "label": 0}\n{"text": "b", "label": 1}\n') * 9,
         "whole numbers beyond all": lambda: (b'{"x": ' + b"1" * 400 + b', "label": 0}\n{"x": 2, "label": 1}\n') * 30,
     },
@@ -355,6 +372,7 @@ BOMBS = {
         "marks in a row": lambda: text_arrays("a" + "\u0301\u0323" * (N // 16)),
         "a class for each sample": lambda: many_classes(60_000),
         "half a sign": lambda: text_arrays(0xD800),
+        "long texts": lambda: text_arrays("a" * (2 * N)),
         "a sign beyond all": lambda: text_arrays(0x7FFFFFFF),
         "another order of bytes": lambda: text_arrays(65, np.zeros((60, 4), ">f4")),
         "long numbers": lambda: text_arrays(65, np.zeros((60, 4), np.longdouble)),
@@ -450,6 +468,7 @@ BOMBS = {
         "a claimed size": lambda: pickled_bytes(CALLS["a storage of 8 GB"]),
         "repeated keys": lambda: pickled_bytes(CALLS["numbers of one hash as keys"]),
         "many entries": lambda: archive((1,), n_bytes=4, count=20_000),
+        "negated views": lambda: negated(1000),
         "old": lambda: b"\x80\x02" + b"]" * N + b".",
     },
 }  # fmt: skip
@@ -460,6 +479,8 @@ def special(path, kind):
     """Put what is no regular file, or is far larger than it is on the disk."""
     if kind == "a pipe":
         os.mkfifo(path)
+    elif kind == "a link to itself":
+        path.symlink_to(path.name)
     elif kind == "a link to a device":
         path.symlink_to("/dev/zero")
     elif kind == "a link to a pipe":
@@ -472,4 +493,7 @@ def special(path, kind):
         os.truncate(path, 2**33)
 
 
-SPECIAL = ("a pipe", "a link to a device", "a link to a pipe", "a folder", "a sparse file")  # fmt: skip
+SPECIAL = (
+    *("a pipe", "a link to itself", "a link to a device", "a link to a pipe"),
+    *("a folder", "a sparse file"),
+)

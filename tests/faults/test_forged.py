@@ -19,6 +19,7 @@ from fedlayers.decision.compare import compare
 from fedlayers.decision.search import FORMAT
 from fl_core import rows, storage
 from fl_core.config import RunConfig
+from fl_core.data.preprocessing import NO_FENCE, Preprocessing
 from fl_core.errors import CorruptError, RunError, UsageError
 from fl_core.models import build
 from fl_core.records.store import Run
@@ -368,6 +369,50 @@ def test_a_description_of_a_model_with_a_value_of_another_type(model, tmp_path):
                 predict(path, np.zeros((2, 10)))
                 count += 1
         assert count <= 3, place
+
+
+WORDED = {
+    "columns": ["age", "sex"], "scale": "standard", "impute": "none", "fill": [], "centre": [0.0, 0.0],
+    "spread": [1.0, 1.0], "categories": [[], ["f", "m"]], "low": [], "high": [], "target": [],
+    "lowest": [-9.0, -NO_FENCE], "highest": [9.0, NO_FENCE],
+}  # fmt: skip
+"""A table's preparation with a column of words, as a run stores it."""
+BEYOND = {
+    "temperature": (5e-324, 1e-300, 1e-9, 1e13, 1e308, 0, -1),
+    "base_rate": ([1e308, -1e308], [-1001.0] * 5),
+    "model.bn": ("keep", "", "DROP", ["drop"]),
+}
+"""Numbers and words of a description that no fit and no run gives."""
+SCALED = {
+    "centre": (1e308, -1e308, 5e-324, -1.0),
+    "spread": (5e-324, 0, -0.0, 0.5, 1e308),
+    "lowest": (1e308, 5e-324),
+    "highest": (5e-324, -1e308, 0, -0.0),
+}
+"""Numbers that no preparation has for its column of words."""
+
+
+def test_a_description_of_a_model_with_a_number_that_no_fit_gives(model, tmp_path):
+    path = Path(shutil.copytree(model.parent, tmp_path / "copy")) / model.name
+    about = path.with_name(f"{path.name}.json")
+    whole = about.read_bytes()
+    for place, values in BEYOND.items():
+        for value in values:
+            about.write_bytes(whole)
+            forge(about, lambda found: put(found, place, value))  # noqa: B023
+            with refuses(place.rpartition(".")[2]) as caught:
+                predict(path, np.zeros((2, 10)))
+            assert "\n" not in str(caught.value)
+    about.write_bytes(whole)
+    assert predict(path, np.zeros((2, 10))).probabilities.isfinite().all()
+
+
+def test_a_preparation_that_scales_words():
+    assert Preprocessing.from_json(WORDED).width == 2
+    for key, values in SCALED.items():
+        for value in values:
+            with refuses("column of words must be neither clipped nor scaled"):
+                Preprocessing.from_json({**WORDED, key: [WORDED[key][0], float(value)]})
 
 
 VAST_IMAGE = [3, 2048, 2048]

@@ -19,6 +19,24 @@ from tests.mutants.running import copied_tree, write
 ROOT = Path(__file__).parents[2]
 GUARDS = [
     (
+        "fl_core/run/exported_model.py",
+        '"temperature": TEMPERATURE,',
+        '"temperature": NUMBER,',
+        "tests/faults/test_forged.py::test_a_description_of_a_model_with_a_number_that_no_fit_gives",
+    ),
+    (
+        "fl_core/data/preprocessing.py",
+        "if words and not (is_whole and scaling == (0.0, 1.0)):",
+        "if False:",
+        "tests/faults/test_forged.py::test_a_preparation_that_scales_words",
+    ),
+    (
+        "fl_core/models/weights.py",
+        "if n_negated > sum(data.nbytes for data in storage_tensors.values()):",
+        "if False:",
+        "tests/faults/test_matrix.py::test_each_reader_meets_each_bomb[weights.pt]",
+    ),
+    (
         "fl_core/models/weights.py",
         "if visits > VISITS:",
         "if False:",
@@ -182,7 +200,7 @@ GUARDS = [
     ),
     (
         "fl_core/storage.py",
-        "if not is_file_name(name):",
+        "if not is_file_name(name) or _CONTROL.search(name):",
         "if False:",
         "tests/faults/test_foreign.py::test_a_name_leads_nowhere_else",
     ),

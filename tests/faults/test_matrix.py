@@ -117,6 +117,32 @@ def test_each_reader_meets_each_bomb(name, tmp_path):
     assert not faults, "\n".join(faults)
 
 
+CHANGING = ("plan.json", "rows.jsonl", "run.toml", "data.csv", "data.npz", "data.jsonl")
+CHANGING += ("weights.safetensors", "weights.pt", "arrays.npz")
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_a_file_that_changes_after_its_check(name, tmp_path, monkeypatch):
+    """It is none any more, or a pipe, which is not waited for."""
+    check_regular, path = storage.check_regular, tmp_path / name
+    for kind in ("none", "a pipe"):
+        path.unlink(missing_ok=True)
+        path.write_bytes(b"a")
+
+        def change(checked, most=None, kind=kind):
+            size = check_regular(checked, most)
+            path.unlink()
+            if kind != "none":
+                special(path, kind)
+            return size
+
+        monkeypatch.setattr(storage, "check_regular", change)
+        message = "(?i)no such file|does not exist|a pipe or a device|no file"
+        with pytest.raises((UsageError, CorruptError), match=message) as caught:
+            READERS[name].read(path)
+        assert "\n" not in str(caught.value)
+
+
 SEEDS, STEP = (*range(300), *range(1000, 1100)), 19
 """Hostile files that are drawn, and each of so many is no slow test, so that each reader meets one."""
 

@@ -232,6 +232,13 @@ def vast(path):
 INDEX = "model__safetensors__index__json"
 DIMS = b'{"w":{"dtype":"F32","shape":[' + b"1," * 2**21 + b'1],"data_offsets":[0,4]}}'
 ADAPTER = {"adapter_model__safetensors": low_rank(3)}
+SHARDS = {
+    f"{name}__safetensors": lambda path, name=name: save_file(
+        {f"{name}{k}": torch.zeros(1) for k in range(6000)}, path
+    )
+    for name in "ab"
+}
+"""Two files with more tensors together than a model may have."""
 FILES = {
     "many.pt": entries(30_000),
     "packed.pt": lambda path: archive(path, numbers=bytes(2**28), packing=zipfile.ZIP_DEFLATED),
@@ -262,6 +269,9 @@ FILES = {
     "list": folder(**{INDEX: []}),
     "map": folder(**{INDEX: {"weight_map": ["a"]}}),
     "outside": folder(**{INDEX: {"weight_map": {"w": "../../sound.safetensors"}}}),
+    "newline": folder(**{INDEX: {"weight_map": {"w": "a\n.safetensors"}}}),
+    "circle": folder(model__safetensors=lambda path: path.symlink_to(path.name)),
+    "shards": folder(**{INDEX: {"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}}, **SHARDS),
     "absolute": folder(**{INDEX: {"weight_map": {"w": "/etc/passwd"}}}),
     "vast": folder(adapter_config__json=vast, **ADAPTER),
     "latin": folder(adapter_config__json=b"\xff", **ADAPTER),

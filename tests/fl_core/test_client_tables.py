@@ -1,5 +1,6 @@
 """One table for each client: a folder or a list of files, and .tsv tables."""
 
+import os
 from pathlib import Path
 
 import pandas as pd
@@ -10,7 +11,7 @@ from fl_core import data
 from fl_core.data.loading import as_data
 from fl_core.data.reading import PLAIN, Reading
 from fl_core.data.table.prepare import find_faults
-from fl_core.data.table.read import files_of, is_table, open_table
+from fl_core.data.table.read import FILES, files_of, is_table, open_table
 from fl_core.records.store import Run
 from tests.conftest import refuses
 from tests.made import SPLITS, frame, written
@@ -176,3 +177,26 @@ def test_frames_by_client_are_refused_with_the_call_that_joins_them():
     assert as_data(joined).owner_names == ("a", "b")
     with refuses("Name a file or a dataset with dataset="):
         as_data("t.csv", Reading(client_column="ward"))
+
+
+def test_more_tables_than_are_read_are_refused_before_one_is_opened(tmp_path):
+    for k in range(FILES + 1):
+        (tmp_path / f"{k}.csv").touch()
+    with refuses(f"must have at most {FILES:,} tables"):
+        files_of(tmp_path)
+    (tmp_path / "0.csv").unlink()
+    assert len(files_of(tmp_path)) == FILES
+
+
+@pytest.mark.parametrize("name", [b"\xff", b"c\n0", b"c\x1b[31m"])
+def test_names_of_clients_that_are_no_text_are_refused(tmp_path, name):
+    """They are names of files and of folders."""
+    for folder, end in ((b"tables", b".csv"), (b"images/a", b"/1.png")):
+        path = os.fsencode(tmp_path) + b"/" + folder + b"/" + name + end
+        os.makedirs(os.path.dirname(path))
+        with open(path, "w") as file:
+            file.write("x,label\n1,0\n")
+        whole = tmp_path / folder.decode().partition("/")[0]
+        with refuses("must be text without control characters") as caught:
+            data.load(whole)
+        assert "\n" not in str(caught.value)

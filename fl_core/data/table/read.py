@@ -7,6 +7,7 @@ import io
 import re
 import warnings
 from array import array
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,7 +23,12 @@ from pandas.errors import DtypeWarning, ParserWarning
 
 from fl_core import formats, storage
 from fl_core.data.faults import DataFault, Place, place_in, row_of_array
-from fl_core.data.names import composed, first_duplicate, is_number
+from fl_core.data.names import (
+    check_file_names,
+    composed,
+    first_duplicate,
+    is_number,
+)
 from fl_core.data.reading import (
     BETWEEN,
     EARLIER,
@@ -38,6 +44,8 @@ from fl_core.errors import UsageError, about, listing, plural, warn
 
 SEPARATORS = (",", ";", "\t", "|")
 """Signs that may stand between cells."""
+FILES = 2000
+"""Tables of a folder or of a list at most. Each of them takes about 2 ms."""
 EXCEL = (".xlsx", ".xls")
 FIRST = 100
 """Rows in which words and codes such as 007 are looked for."""
@@ -112,8 +120,9 @@ def files_of(path: Path) -> list[Path]:
     [PosixPath('a.csv'), PosixPath('b.csv')]
 
     Raises:
-        UsageError: two files have one name without the suffix, or the path or a file of
-            the folder is an Excel file.
+        UsageError: two files have one name without the suffix or one that is refused
+            (:func:`fl_core.data.names.check_file_names`), there are more than
+            :data:`FILES`, or the path or a file of the folder is an Excel file.
     """
     files = [path]
     parts: list[Path] = []
@@ -127,6 +136,12 @@ def files_of(path: Path) -> list[Path]:
         raise UsageError(
             f"{excel[0]} must be a text table; got an Excel file. Save it as CSV UTF-8 (.csv)."
         )
+    if len(parts) > FILES:
+        raise UsageError(
+            f"{path} must have at most {FILES:,} tables, one for each client; got {len(parts):,}. "
+            "Join them into one table with a column of clients."
+        )
+    check_file_names(parts)
     twice = first_duplicate([composed(part.stem) for part in parts])
     if twice is not None:
         equal_files = [str(part) for part in parts if composed(part.stem) == twice]
@@ -354,7 +369,11 @@ class Csv:
             name if name.strip() else f"{NAMELESS}{k}"
             for k, name in enumerate(first.iloc[0].fillna(""))
         ]
-        repeats = pd.Series(names_in_file).groupby(names_in_file).cumcount()
+        counts = Counter[str]()
+        repeats = np.zeros(len(names_in_file), dtype=np.int64)
+        for k, name in enumerate(names_in_file):
+            repeats[k] = counts[name]
+            counts[name] += 1
         pairs = zip(names_in_file, repeats, strict=True)
         header = [f"{name}.{n}" if n else name for name, n in pairs]  # as pandas does
         frame = self._rows(header, first)
