@@ -1,6 +1,9 @@
 """Weights of other frameworks: eleven formats."""
 
 import copy
+import io
+import pickle
+import pickletools
 import sys
 import types
 import zipfile
@@ -19,6 +22,7 @@ from benchmarks import foreign
 from diagnostics.load_weights import load_clients, load_weights
 from diagnostics.measure import diagnose
 from fedlayers.cli.app import main
+from fl_core.models import weights
 from tests.conftest import every_other, refuses
 from tests.made import Wired
 
@@ -313,3 +317,25 @@ def test_the_command_measures_a_folder_of_models(capsys, monkeypatch):
             main([*words.split(), "--pattern", "{client}_{round}.pt", "--round", name])
         message = capsys.readouterr().err.strip()
         assert f"unknown round of --models '{name}': known: 4, last" in message
+
+
+def test_limits_of_pickles_hold_for_all_of_a_file_together(monkeypatch):
+    content = pickle.dumps([1, {"a": (2.5, True)}], protocol=2)
+    n_opcodes = len([*pickletools.genops(content)])
+    monkeypatch.setattr(weights, "OPCODES", 2 * n_opcodes)
+    parser = weights._Parser(0)
+    for _ in range(2):
+        assert parser.parse(io.BytesIO(content)) == [1, {"a": (2.5, True)}]
+    with refuses(f"more than {2 * n_opcodes:,} opcodes", ValueError):
+        parser.parse(io.BytesIO(content))
+    names = b"".join(b"cown.module\n%c\n" % letter for letter in b"abb")
+    content = b"](" + names + b"e."
+    for most in (2, 1):
+        monkeypatch.setattr(weights, "NAMES", most)
+        parser = weights._Parser(0)
+        if most == 2:
+            assert len(parser.parse(io.BytesIO(content))) == 3
+            assert parser.names == {"own.module.a", "own.module.b"}
+        else:
+            with refuses("more than 1 different names", ValueError):
+                parser.parse(io.BytesIO(content))

@@ -79,6 +79,8 @@ def test_a_notebook_has_a_bar_and_pictures_that_are_drawn_again(
         assert bytes(shown[-1]["image/png"]).startswith(b"\x89PNG")
     first, again = (picture["size"] for picture in shown[-2:])
     assert first == again
+    pixels = plt.imread(io.BytesIO(shown[-1]["image/png"])).shape[:2]
+    assert (2 * first["height"], 2 * first["width"]) == pytest.approx(pixels, abs=1)
     assert min(first.values()) > 100
     monkeypatch.setattr(progress, "in_notebook", lambda: False)
     cell, before = progress.Cell(), len(shown)
