@@ -204,6 +204,10 @@ class Figures:
     def _gpu(self) -> None:
         """List the missing runs that wait for a GPU with their lines of the scorecard, and train within the budget."""
         minutes_left = math.inf if self.budget is None else self.budget
+        if not minutes_left >= 0:
+            raise UsageError(
+                f"--budget must be at least 0 minutes; got {minutes_left:g}. With 0 the runs are listed alone."
+            )
         for waiting in device.WAITING:
             missing_lines = list(waiting.missing(self.out))
             if missing_lines:

@@ -22,7 +22,7 @@ COLUMNS = (
 """Columns of every item's table. ``measured`` and its bounds are what ``measured_what`` says."""
 DPI = 120
 LINES = 4
-"""Lines of text beneath a picture at most, unless its lead is longer."""
+"""Lines of text beneath a picture at most, unless its lead and the first sentence of its caption are longer."""
 SENTENCE = re.compile(r"(?<=\.)(?<!Fig\.)(?<!Figs\.) (?=[A-Z*])")
 """Where a sentence of a caption ends."""
 
@@ -158,12 +158,14 @@ def enumeration(words: Iterable[object]) -> str:
 def beneath(lead: str, caption: str, width: int) -> str:
     """Return a lead, and as many whole sentences of a caption as fit beneath a picture; its page has them all.
 
+    The lead and the caption's first sentence, which says what is drawn, always stand there whole.
+
     Args:
-        lead: stands there whole. Without one the caption's first sentence does.
+        lead: the scorecard's lines or the first finding; may be empty.
         width: characters a line, of which there are :data:`LINES`.
     """
-    sentences = SENTENCE.split(caption.replace("`", ""))
-    texts = [lead.replace("`", ""), *sentences] if lead else sentences
+    first_sentence, *sentences = SENTENCE.split(caption.replace("`", ""))
+    texts = [f"{lead} {first_sentence}".replace("`", "").strip(), *sentences]
     for text_count in range(len(texts), 1, -1):
         wrapped_lines = textwrap.wrap(" ".join(texts[:text_count]), width)
         if len(wrapped_lines) <= LINES:

@@ -30,6 +30,13 @@ NEW, LEFT = "new", "left"
 """Stand for the verdict before a line's entry, and after its exit."""
 TITLE = "title"
 """The cause of an entry whose line asks less or more than before, under the same verdict."""
+IN_TABLES = (
+    "player_fl.best_fairness",
+    "player_fl.best_incentive",
+    "player_fl.even_gains",
+    "player_fl.fewer_losers",
+)
+"""Lines that the picture of their page does not show. Its table of expectations does."""
 TITLES = {
     "player_fl": "PLayer-FL",
     "scheduling": "Layer scheduling",
@@ -106,7 +113,7 @@ HEAD = ("the paper claims", "paper", "here", "distance", "setting", "verdict")
 def table() -> str:
     """Return the scorecard in Markdown: for each paper its counts, a table, and the words that are judged.
 
-    Behind a verdict stands what its page shows of the claim: a picture, or a table where no picture is kept.
+    Behind a verdict stands what its page shows of the claim: a picture, or a table where no picture shows it.
     """
     sections = []
     for paper, title in TITLES.items():
@@ -115,7 +122,9 @@ def table() -> str:
         for claim in paper_claims:
             verdict, our_number = judged(claim)
             verdict_counts[verdict.strip("*")] += 1
-            form_name = "picture" if claim.figure in shown() else "table"
+            form_name = "table"
+            if claim.figure in shown() and claim.line not in IN_TABLES:
+                form_name = "picture"
             page_link = f"[{verdict}](pictures/{claim.figure}.md), {form_name}"
             distance_text = distance(claim.theirs, our_number)
             table_rows.append(

@@ -353,7 +353,7 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
     setting_text = setting(header, mean_accuracies)
     missing_text = missing_runs(header, table.lines)
     caption = (
-        f"Mean test accuracy of the clients with {classifier_text}. The intervals (95 %) are over seeds. "
+        f"Mean test accuracy of the clients with {classifier_text}, with 95 % intervals over seeds. "
         f"Hollow marks are the paper's values ({published_place}). "
         f"{setting_text}{missing_text}"
     )

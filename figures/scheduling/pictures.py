@@ -24,8 +24,8 @@ from figures.scheduling.runs import (
     FULL,
     METHODS,
     NAME,
-    NAMES,
     SCHEDULES,
+    TITLES,
     columns,
     incomparable,
     judge,
@@ -202,11 +202,11 @@ def _of_rounds(
     )
     return [
         frozen_verdict.finding(
-            f"{NAMES[dataset]}: until all layers are unfrozen the schedules lie below FedAvg and FedBABU",
+            f"{TITLES[dataset]}: until all layers are unfrozen the schedules lie below FedAvg and FedBABU",
             f"mean up to round {thaw_round}, in points: ",
         ),
         end_verdict.finding(
-            f"{NAMES[dataset]}: at the end the schedules lie at most {100 * MARGIN:g} point below both",
+            f"{TITLES[dataset]}: at the end the schedules lie at most {100 * MARGIN:g} point below both",
             f"after {last_round} rounds, in points: ",
         ),
     ]
@@ -313,7 +313,7 @@ def _of_clients(
         title = names.title(method)
         findings.append(
             judge(gaps).finding(
-                f"{NAMES[dataset]}: {title} lies above FedBABU at the worst client and at percentiles 10, 50 and 90"
+                f"{TITLES[dataset]}: {title} lies above FedBABU at the worst client and at percentiles 10, 50 and 90"
             )
         )
     return findings
@@ -324,16 +324,15 @@ items.register(Item(
     {"cifar10": FULL.with_keys(dataset="cifar10", clients=10, max_samples=50_000)},
     seeds=3, budget="some seconds; nothing is trained", measure=_dealt, draw=_draw_dealt,
 ))  # fmt: skip
-_TITLES = {**NAMES, "cifar100": f"Tiny-ImageNet in the place of {NAMES['cifar100']}"}
 for _by_round, _by_client, _dataset in (
     ("fig3", "fig5", "cifar100"),
     ("fig4", "fig6", "tiny_imagenet"),
 ):
     items.register(Item(
-        f"scheduling.{_by_round}", f"Accuracy by round, {_TITLES[_dataset]}", source=NAME,
+        f"scheduling.{_by_round}", f"Accuracy by round, {TITLES[_dataset]}", source=NAME,
         draw=partial(_draw_rounds, dataset=_dataset), shown=plain(_dataset, methods=BY_ROUND),
     ))  # fmt: skip
     items.register(Item(
-        f"scheduling.{_by_client}", f"Accuracy of each client, {_TITLES[_dataset]}", source=NAME,
+        f"scheduling.{_by_client}", f"Accuracy of each client, {TITLES[_dataset]}", source=NAME,
         draw=partial(_draw_clients, dataset=_dataset), shown=plain(_dataset),
     ))  # fmt: skip

@@ -68,6 +68,8 @@ NAMES = {
     name: names.DATASETS[name]
     for name in ("mnist", "cifar10", "cifar100", "tiny_imagenet")
 }
+TITLES = {**NAMES, "cifar100": f"Tiny-ImageNet in the place of {NAMES['cifar100']}"}
+"""Names of the images behind each dataset of Table 2."""
 
 
 @dataclass(frozen=True)

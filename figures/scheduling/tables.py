@@ -38,6 +38,7 @@ from figures.scheduling.runs import (
     SIZES,
     THAW,
     THAWING,
+    TITLES,
     WHOLE,
     WRAPPED,
     columns,
@@ -174,7 +175,7 @@ def _findings(
         for method in SCHEDULES:
             verdict, title = judge(gaps(dataset, method)), names.title(method)
             yield verdict.finding(
-                f"{NAMES[dataset]}, mean of the last three evaluations: {title} lies above the paper's six other "
+                f"{TITLES[dataset]}, mean of the last three evaluations: {title} lies above the paper's six other "
                 "methods",
                 reason=incomparable(header, final_scores, dataset, [*OTHERS, method]),
             )

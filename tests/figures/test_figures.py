@@ -89,6 +89,8 @@ def test_train_makes_rows_of_every_run_and_seed(tmp_path):
         ),
         ([LONGER, "--train", "--data-root", "nowhere"], "/nowhere"),
         (["decision.tuned"], "Commit 44010171 has it"),
+        (["gpu", "--budget", "-1"], "--budget must be at least 0 minutes; got -1"),
+        (["gpu", "--budget", "nan"], "--budget must be at least 0 minutes; got nan"),
         (["list", "fedr"], "mean 'fedra'"),
         (["gallery", "fedra"], "one name"),
         (["fedra.fig1"], "schematic"),

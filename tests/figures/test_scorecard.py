@@ -70,11 +70,16 @@ def test_a_page_opens_with_its_lines_of_the_scorecard(figure):
 @pytest.mark.parametrize("figure", sorted({claim.figure for claim in CLAIMS}))
 def test_a_line_has_a_picture_or_says_that_a_table_shows_it(figure):
     text = (items.PICTURES / f"{figure}.md").read_text(encoding="utf-8")
-    form = "picture" if f"]({figure}.png)" in text else "table"
+    has_picture = f"]({figure}.png)" in text
     readme = scorecard.README.read_text(encoding="utf-8")
-    forms = re.findall(rf"\]\(pictures/{re.escape(figure)}\.md\), (\w+) \|", readme)
-    assert set(forms) == {form}
-    if form == "table":  # of its own, next to the expectations and the settings
+    link = rf"\]\(pictures/{re.escape(figure)}\.md\), (\w+) \|"
+    forms = dict(re.findall(rf"^\| (.*?) \|.*{link}$", readme, re.MULTILINE))
+    lines = {claim.claim: claim.line for claim in CLAIMS if claim.figure == figure}
+    assert forms == {
+        title: "picture" if has_picture and line not in scorecard.IN_TABLES else "table"
+        for title, line in lines.items()
+    }
+    if not has_picture:  # a table of its own, next to the expectations and the settings
         tables = [
             part for part in text.split("\n\n") if re.search(r"^\| --- \|", part, re.M)
         ]
@@ -131,6 +136,23 @@ def test_a_line_changes_only_with_an_entry_in_the_record():
         assert change["line"].partition(".")[0] in PAPERS
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", change["date"])
         assert change["cause"] in ("repair", "runs", scorecard.TITLE)
+    changed = {change["line"] for change in scorecard.read(scorecard.CHANGES)}
+    assert {claim.line for claim in CLAIMS if "(asked" in claim.claim} <= changed
+
+
+def test_a_setting_gives_the_loss_after_local_training_that_its_page_has():
+    (claim,) = (
+        claim for claim in CLAIMS if claim.line == "pfedla.one_layer_costs_little"
+    )
+    loss = re.search(r"after local training (\d\.\d ± \d\.\d)$", claim.setting)
+    text = (items.PICTURES / f"{claim.figure}.md").read_text(encoding="utf-8")
+    measured = [
+        measured
+        for expected, _, measured in read_expectations(text)
+        if expected.startswith("after local training retaining one")
+    ]
+    assert loss
+    assert f"k = 1 -{loss[1]} " in measured[0]
 
 
 @pytest.mark.parametrize(
