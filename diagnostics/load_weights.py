@@ -485,7 +485,8 @@ def _arrays(path: Path, target: Tree, by_position: bool) -> Tree:
     native = (
         array.astype(array.dtype.newbyteorder("="), copy=False) for array in arrays
     )
-    return dict(zip(names, map(torch.as_tensor, native), strict=True))
+    printed = map(printable, names)
+    return dict(zip(printed, map(torch.as_tensor, native), strict=True))
 
 
 def _fit(into: nn.Module, tensors: Tree, target: Tree, path: Path) -> Tree:

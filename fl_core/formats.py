@@ -181,14 +181,14 @@ def page_bytes(path: Path, metadata: FileMetaData) -> int:
             while position < end:
                 header, position = _struct(data, position)
                 unpacked_size, packed_size = header[UNPACKED_SIZE], header[PACKED_SIZE]
+                forms = (header.get(DATA_PAGE, {}), header.get(DATA_PAGE_2, {}))
+                whole = isinstance(unpacked_size, int) and isinstance(packed_size, int)
+                if not whole or not all(isinstance(form, dict) for form in forms):
+                    raise ValueError(_ANOTHER_FORM)
                 most_pages -= 1
                 if unpacked_size < 0 or packed_size < 0 or most_pages < 0:
                     raise ValueError("its pages are too many or have no size")
-                encodings = (
-                    header.get(DATA_PAGE, {}).get(2),
-                    header.get(DATA_PAGE_2, {}).get(4),
-                )
-                if DIFFERENCES in encodings:
+                if DIFFERENCES in (forms[0].get(2), forms[1].get(4)):
                     raise ValueError(
                         "texts must be written plainly or as a dictionary; got differences"
                     )
@@ -205,6 +205,7 @@ PAGE_COPIES = 3
 """Copies of a page's bytes while it is read."""
 MIN_PAGES, PAGE_LEAST = 50_000, 100
 """Pages of a file at most are ``MIN_PAGES``, and one for each ``PAGE_LEAST`` of its bytes."""
+_ANOTHER_FORM = "a page has a header of another form"
 _Fields = dict[int, Any]
 
 
@@ -245,7 +246,7 @@ def _struct(data: mmap.mmap, position: int) -> tuple[_Fields, int]:
         elif type_code == 12:
             fields[number], position = _struct(data, position)
         else:
-            raise ValueError("a page has a header of another form")
+            raise ValueError(_ANOTHER_FORM)
     return fields, position + 1
 
 

@@ -330,20 +330,21 @@ def predict(
         return exported_model.predict(path, new, **arguments)
     # one file is also a model; without a client it is for all
     models: dict[str, Path] = {}
+    exports: dict[str, ExportedModel] = {}
     for file in files:
-        client = exported_model.read(file).about["run"]["client"] or ""
+        exported = exported_model.read(file)
+        client = exported.about["run"]["client"] or ""
         if client in models:
             raise UsageError(
                 f"{path} must have one model for each client; got {models[client].name} and {file.name} of "
                 f"{client!r}. Remove one, or name the model's file."
             )
-        models[client] = file
+        models[client], exports[client] = file, exported
     if not models:
         raise wrong_kind(path, "exported model", "what fedlayers export wrote")
     if path.is_dir():
         warn_of_others(path, {*files, *descriptions})
     if folder is None:
-        exports = {name: exported_model.read(file) for name, file in models.items()}
         return _predict_rows(path, exports, new, **arguments)
     return _predict_files(folder, models, **arguments)
 

@@ -346,6 +346,25 @@ def test_pages_with_any_number_of_empty_cells_are_read(tmp_path, version):
         assert read_part(path)["x"].isna().sum() == empty
 
 
+def test_no_byte_of_a_page_s_header_is_trusted(tmp_path):
+    """Another number, or another type of a number, is an error that the reader tells in one line."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path, count = tmp_path / "data.parquet", 0
+    table = pytest.importorskip("pyarrow").table({"x": [0.5] * 50})
+    for version in ("1.0", "2.0"):
+        parquet.write_table(table, path, data_page_version=version)
+        content, metadata = path.read_bytes(), parquet.ParquetFile(path).metadata
+        for place in range(4, 20):  # after the format's name
+            for kind in range(14):  # which is the lower half of a byte
+                byte = bytes([content[place] & 0xF0 | kind])
+                path.write_bytes(content[:place] + byte + content[place + 1 :])
+                try:
+                    formats.page_bytes(path, metadata)
+                except (ValueError, LookupError, RecursionError):
+                    count += 1
+    assert count > 200
+
+
 def read_part(path, texts=()):
     """Read the rows of a table of one file."""
     return open_table(path, PLAIN, texts).frame

@@ -325,3 +325,10 @@ def test_what_is_sound_is_read():
     archive("sound.pt", numbers=np.arange(6, dtype=np.float32).tobytes())
     net = load_weights("sound.pt", into=nn.Linear(3, 2))
     assert net.weight.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_names_of_arrays_are_escaped():
+    arrays("a.npz", **{"weight\n": np.zeros((2, 3)), "bias": np.zeros(2)})
+    with pytest.raises(UsageError, match="it lacks weight") as caught:
+        load_weights("a.npz", into=nn.Linear(3, 2))
+    assert str(caught.value).isprintable()
