@@ -5,9 +5,10 @@ Sizes are those of the ablation, :mod:`figures.fedpft.parts`: 12 rounds and 200 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pandas as pd
@@ -39,6 +40,21 @@ PAPER_CLASSES = {**CLASSES, "tiny_imagenet32": 200}
 
 
 @dataclass(frozen=True)
+class Claim:
+    """A claim on accuracies.
+
+    Attributes:
+        expected: the claim in words.
+        pairs: upper and lower line of each part, by the part's name.
+        check: what is tested of each part.
+    """
+
+    expected: str
+    pairs: Mapping[str, tuple[str, str]]
+    check: Check
+
+
+@dataclass(frozen=True)
 class Column:
     """One column of a table, with its runs.
 
@@ -46,13 +62,13 @@ class Column:
         place: the table.
         runs: configurations by line.
         printed: the published method and setting of each line.
-        claims: an upper line, those below it, and the test.
+        claims: what the paper says of it.
     """
 
     place: str
     runs: Mapping[str, RunConfig]
     printed: Mapping[str, tuple[str, str]]
-    claims: tuple[tuple[str, tuple[str, ...], Check], ...]
+    claims: tuple[Claim, ...]
 
     @property
     def config(self) -> RunConfig:
@@ -79,6 +95,25 @@ class Column:
         )
 
 
+def _title(line: str) -> str:
+    if line == ALL_OF_THEM:
+        return "all clients"
+    if line in SHARES:
+        return f"{100 * SHARES[line]:g} % of the clients"
+    return called(line)
+
+
+def _claim(upper: str, lowers: Sequence[str], check: Check = LEAD) -> Claim:
+    """Return the claim that a line lies above others, or that it is no lower."""
+    relation = "above"
+    if check is NO_LOWER:
+        relation = f"no more than {100 * MARGIN:g} point below"
+    pairs = {_title(lower): (upper, lower) for lower in lowers}
+    return Claim(
+        f"{_title(upper)} lies {relation} {listing(list(pairs))}", pairs, check
+    )
+
+
 def _methods(place: str, dataset: str, setting: str, **keys: Any) -> Column:
     """Return a column with all thirteen methods of the paper."""
     config = BASE.with_keys(dataset=dataset, **keys)
@@ -87,7 +122,7 @@ def _methods(place: str, dataset: str, setting: str, **keys: Any) -> Column:
         HALF: config.with_keys(algorithm="fedpft", options={"contrast": False}),
         OURS: config.with_keys(algorithm="fedpft"),
     }
-    claims = ((OURS, (*METHODS, HALF), LEAD), (HALF, METHODS, NO_LOWER))
+    claims = (_claim(OURS, (*METHODS, HALF)), _claim(HALF, METHODS, NO_LOWER))
     printed = {run: (PRINTED.get(run, run), setting) for run in runs}
     return Column(place, runs, printed, claims)
 
@@ -100,7 +135,13 @@ PARTIAL = Column(
         run: ("fedpft", f"dirichlet 0.1, {100 * share:g} % of the clients")
         for run, share in {ALL_OF_THEM: 1, **SHARES}.items()
     },
-    tuple((run, (ALL_OF_THEM,), NO_LOWER) for run in SHARES),
+    (
+        Claim(
+            f"FedPFT with a part of the clients lies no more than {100 * MARGIN:g} point below all of them",
+            {_title(run): (run, ALL_OF_THEM) for run in SHARES},
+            NO_LOWER,
+        ),
+    ),
 )
 """FedPFT with each share of the clients, no lower than with all of them."""
 STAGES = ("two_stage", OURS)
@@ -108,7 +149,7 @@ TWO_STAGES = Column(
     "Fig. 5b",
     by_method(BASE.with_keys(dataset="cifar100", alpha=ALPHA), STAGES, {}),
     {method: (method, f"dirichlet {ALPHA}") for method in STAGES},
-    ((OURS, STAGES[:1], LEAD),),
+    (_claim(OURS, STAGES[:1]),),
 )
 """Two stages have half of the rounds each, so that both methods train as long. In the paper each stage has 1000."""
 COLUMNS = {
@@ -137,14 +178,6 @@ def with_all_clients(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([origin_rows.assign(run=ALL_OF_THEM), frame], ignore_index=True)
 
 
-def _title(line: str) -> str:
-    if line == ALL_OF_THEM:
-        return "all clients"
-    if line in SHARES:
-        return f"{100 * SHARES[line]:g} % of the clients"
-    return called(line)
-
-
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame, column: Column) -> Drawing:
     if column is PARTIAL:
         frame = with_all_clients(frame)
@@ -163,38 +196,18 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, column: Column) -> Dra
         key_above(figure, 2, size=7.5)
     curves = fitted.curves(frame)
     chance = 1 / CLASSES[column.dataset], 1 / PAPER_CLASSES[column.dataset]
-    checks: dict[tuple[str, tuple[str, ...], Check], dict[str, tuple[str, str]]] = {}
-    for upper, lowers, check in column.claims:
-        # the parts of one claim: parts of the clients against all of them, or one method against the others
-        is_share = lowers == (ALL_OF_THEM,)
-        claim_key = ("" if is_share else upper, lowers, check)
-        for lower in lowers:
-            part_name = titles[upper] if is_share else titles[lower]
-            checks.setdefault(claim_key, {})[part_name] = (upper, lower)
     findings: list[Finding] = []
-    for (upper, lowers, check), pairs in checks.items():
+    for claim in column.claims:
         gaps = {
-            part_name: gap(curves, (above, ORIGIN), (below, ORIGIN), published)
-            for part_name, (above, below) in pairs.items()
-        }
-        compared_lines = {
-            line: titles[line] for pair in pairs.values() for line in pair
+            part_name: gap(curves, (upper, ORIGIN), (lower, ORIGIN), published)
+            for part_name, (upper, lower) in claim.pairs.items()
         }
         levels = {
-            line_title: (values.loc[line, ORIGIN].mean(), published[line, ORIGIN])
-            for line, line_title in compared_lines.items()
+            titles[line]: (values.loc[line, ORIGIN].mean(), published[line, ORIGIN])
+            for line in dict.fromkeys(chain.from_iterable(claim.pairs.values()))
             if (line, ORIGIN) in values.index
         }
-        upper_text = titles.get(upper, "FedPFT with a part of the clients")
-        lower_text = listing([titles[line] for line in lowers])
-        relation = "above"
-        if check is NO_LOWER:
-            relation = f"no more than {100 * MARGIN:g} point below"
-        if not upper:
-            lower_text = "all of them"
-        finding = judged(gaps, check).finding(
-            f"{upper_text} lies {relation} {lower_text}", "points more: "
-        )
+        finding = judged(gaps, claim.check).finding(claim.expected, "points more: ")
         findings += set_apart([finding], little_learned(levels, chance))
     config = column.config
     caption = (
