@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from figures import items
 from figures.papers import PAPERS
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import LONGEST, UsageError, check_known
 
 PATH, HISTORY = items.HERE / "catalogue.csv", items.HERE / "history.md"
 
@@ -87,7 +88,7 @@ def drawn(item_name: str) -> items.Item:
     """Return an item that is drawn here, by its name.
 
     Raises:
-        UsageError: an unknown name, with the nearest; a figure of a paper that is not drawn, with the reason; what
+        UsageError: an unknown name, with near ones; a figure of a paper that is not drawn, with the reason; what
             has ended, with its commit.
     """
     items_by_name, ended_commits = items.by_name(), ended()
@@ -98,9 +99,19 @@ def drawn(item_name: str) -> items.Item:
             "figures/history.md."
         )
     entries_by_name = {entry.name: entry for entry in published()}
-    known_names = sorted({*PAPERS, *items_by_name, *entries_by_name})
-    if check_known("paper, figure or table", item_name, known_names) in items_by_name:
+    if item_name in items_by_name:
         return items_by_name[item_name]
+    if item_name not in entries_by_name:
+        known_names = {*PAPERS, *items_by_name, *entries_by_name}
+        name_by_fold = {name.casefold(): name for name in sorted(known_names)}
+        matches = get_close_matches(item_name[:LONGEST].casefold(), name_by_fold, n=3)
+        hint = ""
+        if matches:
+            near_text = ", ".join(name_by_fold[match] for match in matches)
+            hint = f"Did you mean {near_text}? "
+        raise UsageError(
+            f"NAME must be a paper, a figure or a table; got {item_name!r}. {hint}See python -m figures list."
+        )
     raise UsageError(
         f"{item_name} cannot be drawn: {entries_by_name[item_name].note}. Choose another: python -m figures list "
         f"{entries_by_name[item_name].paper}"

@@ -619,5 +619,5 @@ items.register(Item(
 ))  # fmt: skip
 items.register(Item(
     SEPARATION, "How far classes stand apart in the features of FedPFT and FedAvg, CIFAR-10", LONGER, seeds=5,
-    budget="about one hour of one core; a run takes 4 to 8 minutes", measure=_measure, draw=_draw_separation,
+    budget="some two hours of one core; a run takes 4 to 8 minutes", measure=_measure, draw=_draw_separation,
 ))  # fmt: skip

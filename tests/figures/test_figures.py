@@ -78,8 +78,10 @@ def test_train_makes_rows_of_every_run_and_seed(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["player_fl.heart_sensitivty"], "mean 'player_fl.heart_sensitivity'"),
-        (["player_f"], "mean 'player_fl'"),
+        (["player_fl.heart_sensitivty"], "mean player_fl.heart_sensitivity"),
+        (["player_f"], "mean player_fl"),
+        (["FEDRA.tabel1"], "mean fedra.table1, "),
+        (["unknown_name"], "got 'unknown_name'. See python -m figures list."),
         ([HEART, "--budget", "3"], "--budget"),
         ([LONGER, "--train", "--device", "gpu"], "device must be"),
         pytest.param(
@@ -94,7 +96,7 @@ def test_train_makes_rows_of_every_run_and_seed(tmp_path):
         (["list", "fedr"], "mean 'fedra'"),
         (["gallery", "fedra"], "one name"),
         (["fedra.fig1"], "schematic"),
-        (["fedra.fig11"], "mean 'fedra.fig1'"),
+        (["fedra.fig11"], "mean fedra.fig1"),
     ],
 )
 def test_a_request_that_cannot_be_met_exits_with_2_and_writes_nothing(

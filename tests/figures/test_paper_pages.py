@@ -4,6 +4,7 @@ import re
 
 import pandas as pd
 import pytest
+from scipy.stats import ttest_1samp
 
 from figures import items
 from figures.papers import PAPERS
@@ -81,3 +82,11 @@ def test_a_difference_in_a_sentence_is_drawn_or_computed_again(paper):
     assert named - differences(drawn) - differences(" ".join(NOT_KEPT)) <= differences(
         computed
     )
+
+
+def test_the_lead_over_random_layers_has_the_p_that_the_page_names():
+    scores = by_seed("fashion_mnist")
+    lead = (scores["playerfl"] - scores["playerfl_random"]).dropna()
+    text = (items.HERE / "player_fl.md").read_text(encoding="utf-8")
+    assert len(lead) == 8
+    assert f"p = {ttest_1samp(lead, 0).pvalue:.3f} by eight seeds" in text
