@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from diagnostics.gradients import cosine, variance
-from diagnostics.measurement import ClientModel
-from diagnostics.metrics.of_gradients import GradNorm
+from diagnostics.measurement import READING, ClientModel, Clock
+from diagnostics.metrics.of_gradients import GradNorm, GradSimilarity
 from fl_core.layers import Layer, layers_of
 from fl_core.training import losses
 from tests.conftest import refuses
@@ -174,3 +174,20 @@ def test_every_layer_without_a_value_says_why():
     assert similarities["6"]["status"] == "ok"
     alone = grad_similarity(clients(models[:1]), LAYERS, loss=CE)
     assert {r["status"] for r in alone} == {"needs at least two models"}
+
+
+@pytest.mark.parametrize(
+    ("reader", "share"), [(GradNorm(), 1.0), (GradSimilarity(), READING)]
+)
+def test_a_pass_may_take_the_whole_budget_unless_pairs_are_compared_after_it(
+    monkeypatch, reader, share
+):
+    shares, within = [], Clock.within
+
+    def spy(clock, part):
+        shares.append(part)
+        return within(clock, part)
+
+    monkeypatch.setattr(Clock, "within", spy)
+    one_pass(clients([net(), net()]), LAYERS, [reader], loss=CE)
+    assert shares[0] == share

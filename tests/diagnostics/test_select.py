@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from diagnostics.curve import both_ways
 from diagnostics.metrics import facts_of
 from diagnostics.report import Report, explain
 from diagnostics.select import RULES, Rule, decide, ratios, select, sensitivity_ratio
@@ -448,3 +449,17 @@ def test_a_metric_without_a_direction_needs_a_rule():
 def test_answers_of_rules_that_are_no_plan(answer, message):
     with pytest.raises(RunError, match=f"'bad'.*{message}"):
         Rule("bad", lambda values: answer, "").shared(NAMES[:4], [1.0, 2.0, 3.0, 4.0])
+
+
+def test_a_pair_counts_for_both_of_its_clients():
+    table = frame(
+        [row("cka", 0.5, client="a", client_b="b"), row("loss", 1.0, client="c")]
+    )
+    both = both_ways(table)
+    assert [*zip(both["client"], both["client_b"], strict=True)] == [
+        ("a", "b"),
+        ("c", ""),
+        ("b", "a"),
+    ]
+    assert both["value"].tolist() == [0.5, 1.0, 0.5]
+    assert both.index.tolist() == [0, 1, 2]

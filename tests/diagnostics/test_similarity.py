@@ -9,7 +9,8 @@ import scipy.linalg
 import torch
 from hypothesis import given, settings, strategies as st
 
-from diagnostics.representation.similarity import LINEAR_CKA, PROCRUSTES
+from diagnostics.measurement import NoValue
+from diagnostics.representation.similarity import LINEAR_CKA, PROCRUSTES, check_rows
 from tests.conftest import refuses
 from tests.diagnostics.similarities import (
     linear_cka,
@@ -230,3 +231,13 @@ def test_least_angle_against_every_shift(n, monkeypatch):
             assert shifted_procrustes(x, y) == pytest.approx(min(angles), abs=1e-7)
             assert shifted_procrustes(y, x) == pytest.approx(min(angles), abs=1e-7)
     assert math.isnan(shifted_procrustes(x, torch.ones_like(x)))
+
+
+def test_too_few_samples_to_compare_have_no_value():
+    for least in (3, 5):
+        check_rows(least, "tokens", least)
+        with pytest.raises(NoValue, match=f"^{least - 1} tokens, at least {least} are"):
+            check_rows(least - 1, "tokens", least)
+    check_rows(3, "samples")
+    with pytest.raises(NoValue, match="2 samples, at least 3"):
+        check_rows(2, "samples")

@@ -11,7 +11,9 @@ import torch
 import fedlayers as fl
 from diagnostics import through_time
 from diagnostics.plots.maps import PANELS, band, panels_of
+from diagnostics.report import Report
 from fedlayers.runs import default_instruments
+from fl_core import rows
 from fl_core.run import runner
 from tests.conftest import refuses
 from tests.made import mlp
@@ -178,3 +180,22 @@ def test_clients_that_share_all_layers_have_a_null(tmp_path):
     assert all(
         panel.low is not None for panel in panels_of(report.layers, report.table)
     )
+
+
+def test_reports_of_several_rounds_have_the_last_header_and_all_metrics():
+    headers = (
+        {"metrics": {"cka": {}, "grad_norm": {"a": 1}}, "layers": []},
+        {"metrics": {"grad_norm": {"a": 2}}, "layers": [], "plan": "last"},
+    )
+    frames = [
+        rows.frame([rows.row("cka", value, round=k)])
+        for k, value in ((1, 0.5), (2, 0.25))
+    ]
+    joined = through_time._joined(*map(Report, frames, headers))
+    assert joined.header == {
+        "metrics": {"cka": {}, "grad_norm": {"a": 2}},
+        "layers": [],
+        "plan": "last",
+    }
+    assert joined.frame["value"].tolist() == [0.5, 0.25]
+    assert joined.frame["round"].tolist() == [1, 2]

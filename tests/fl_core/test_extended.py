@@ -9,6 +9,7 @@ from fl_core.algorithms import find
 from fl_core.algorithms.base import read_config
 from fl_core.models.extended import (
     Exits,
+    Prompted,
     Transform,
     TwoHeads,
     with_optional_blocks,
@@ -91,3 +92,11 @@ def test_added_classifiers_have_the_type_of_the_models_own(kind):
 def test_an_added_classifier_is_on_the_device_of_the_models_own():
     heads = TwoHeads(nn.Identity(), nn.Linear(3, 2, device="meta"))
     assert {tensor.device.type for tensor in heads.state_dict().values()} == {"meta"}
+
+
+def test_prompts_have_no_projection_unless_it_is_wanted():
+    parts = nn.Identity(), nn.Linear(D, 2), transform()
+    plain = Prompted(*parts, {})
+    assert (plain.projection, plain.direct) == (None, False)
+    assert (plain.prompts, plain.contrast_prompts) == (None, None)
+    assert Prompted(*parts, {}, project=True).projection.in_features == D

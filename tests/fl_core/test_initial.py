@@ -106,6 +106,9 @@ def test_a_model_that_is_one_linear_layer_starts_with_weights_of_a_file(tmp_path
     normed = nn.Sequential(weight_norm(nn.Linear(4, 3, bias=False)))
     save_file(tree.clone(normed.state_dict()), path)
     assert start(normed, path, x) == []
+    statistics = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
+    save_file(tree.clone(statistics.state_dict()), path)
+    assert start(statistics, path, x) == [], "a file has no clients with their own"
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedrod"])

@@ -13,7 +13,8 @@ from torch import nn
 from fl_core import models, tree
 from fl_core.errors import UsageError
 from fl_core.models import weights
-from fl_core.models.adapter import PackedShape, pack
+from fl_core.models.adapter import PackedShape, _unregistered, pack
+from fl_core.models.building import wants_weights
 from fl_core.models.tokens import TokenShape
 from fl_core.run import initial
 from tests.conftest import refuses
@@ -308,3 +309,30 @@ def test_the_seed_is_0_where_none_is_given():
     for name, values in plain.items():
         assert torch.equal(values, same[name])
     assert not all(torch.equal(values, other[name]) for name, values in plain.items())
+
+
+def test_modules_in_lists_are_found_by_their_attribute_unless_it_is_private():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    assert _unregistered(model) == []
+    model[1].shared = [model[0]]  # its parameters are the model's
+    model[1]._private = [nn.Linear(2, 2)]
+    assert _unregistered(model) == []
+    model[1].hidden, model.table = (nn.Linear(2, 2),), {"a": nn.Linear(2, 2)}
+    assert _unregistered(model) == ["table", "1.hidden"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "wanted"),
+    [
+        (None, {}, False),
+        ("mlp", {"pretrained": True}, False),
+        ("hf:folder", {}, True),
+        ("timm:resnet18", {}, False),
+        ("timm:resnet18", {"pretrained": False}, False),
+        ("timm:resnet18", {"pretrained": "False"}, False),
+        ("timm:resnet18", {"pretrained": True}, True),
+        ("timm:resnet18", {"pretrained": "true"}, True),
+    ],
+)
+def test_which_models_begin_with_weights_of_a_library(name, options, wanted):
+    assert wants_weights(name, options) is wanted
