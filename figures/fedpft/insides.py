@@ -44,7 +44,7 @@ from figures.recipe import (
     trained,
     where,
 )
-from figures.verdicts import little_learned
+from figures.verdicts import little_learned, plain
 from fl_core import rows
 from fl_core.algorithms.fedpft import ATTENTION
 from fl_core.config import RunConfig
@@ -353,6 +353,8 @@ def compared(
     text = ", ".join(f"{compared_run} {mean:.3g}" for compared_run, mean in means)
     if gap.few:
         text += f" ({gap.few})"
+    else:
+        text += f", difference {plain(gap.interval)}"
     verdict = gap.above
     if verdict is not None and not expects_above:
         verdict = not verdict

@@ -507,20 +507,31 @@ def modules_sent():
 @covers("fedpft.prompt_kinds")
 def prompt_kinds():
     frame = rows("fedpft.insides", "fedpft")
-    means = frame[frame["metric"] == "purity_client"].groupby("layer")["value"].mean()
+    table = frame[frame["metric"] == "purity_client"].pivot(
+        index="layer", columns="seed", values="value"
+    )
+    means = table.mean(axis=1)
     names = {
         "classification prompts": "prompts",
         "contrastive prompts": "contrast_prompts",
     }
-    return [f"{words} {means[layer]:.3g}" for words, layer in names.items()]
+    gap = table.loc["prompts"] - table.loc["contrast_prompts"]
+    return [
+        *(f"{words} {means[layer]:.3g}" for words, layer in names.items()),
+        f"difference {interval(gap, factor=1, digits=2)}",
+    ]
 
 
 @covers("fedpft.class_separation")
 def class_separation():
     frame = rows("fedpft.separation")
-    means = frame[frame["metric"] == "silhouette_class"].groupby("run")["value"].mean()
+    table = frame[frame["metric"] == "silhouette_class"].pivot(
+        index="run", columns="seed", values="value"
+    )
+    means = table.mean(axis=1)
+    gap = interval(table.loc["no_contrast"] - table.loc["fedavg"], factor=1, digits=2)
     return [
-        f"FedPFT w/o contrast {means['no_contrast']:.3g}, FedAvg {means['fedavg']:.3g}"
+        f"FedPFT w/o contrast {means['no_contrast']:.3g}, FedAvg {means['fedavg']:.3g}, difference {gap}"
     ]
 
 
