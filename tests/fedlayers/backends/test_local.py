@@ -113,7 +113,6 @@ def test_what_raises_ends_the_others(tmp_path, two):
     assert result.error is None
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:of note")
 @pytest.mark.parametrize("progress", [True, False])
 def test_progress_is_written_where_it_is_wanted(tmp_path, capsys, progress):
@@ -122,6 +121,7 @@ def test_progress_is_written_where_it_is_wanted(tmp_path, capsys, progress):
     assert ("1 of 1 run" in capsys.readouterr().err) == progress
 
 
+@pytest.mark.slow
 def test_a_comparison_and_a_race_have_the_same_files_as_in_one_process(tmp_path, two):
     """PLayer-FL decides in its first round there, too."""
     for folder, on in (("here", ""), ("there", two)):
