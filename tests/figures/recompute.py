@@ -87,6 +87,10 @@ thawed, heads = (
     partial(accuracies, "scheduling.heads"),
 )
 TINY = "tiny_imagenet"
+OVER_HEADS = [
+    (f"cifar10.anti_{below}", f"cifar10.{below}")
+    for below in ("fedavg", "fedper", "fedrep", "fedrod")
+]
 DIFFERENCES = {
     "pfedla.mixture_over_local": (before, [("pfedla", "local")], {}),
     "pfedla.mixture_over_fedavg": (before, [("pfedla", "fedavg")], {}),
@@ -102,9 +106,8 @@ DIFFERENCES = {
     "pfedla.number_retained": (before, [(f"heurpfedla_{k}", "heurpfedla") for k in (2, 3)], {"level": 0.9}),
     "scheduling.anti_over_fedbabu": (whole, [("cifar10.anti", "cifar10.fedbabu")], {}),
     "scheduling.vanilla_no_loss": (whole, [("cifar10.vanilla", "cifar10.fedbabu")], {"level": 0.9}),
-    "scheduling.anti_over_heads": (heads, [
-        (f"cifar10.anti_{below}", f"cifar10.{below}") for below in ("fedavg", "fedper", "fedrep", "fedrod")
-    ], {}),
+    "scheduling.anti_over_heads": (heads, OVER_HEADS, {}),
+    "scheduling.no_gain_over_heads": (heads, OVER_HEADS, {"level": 0.9}),
 }  # fmt: skip
 """By line the curves, the pairs of runs that it compares, and how their interval is written."""
 

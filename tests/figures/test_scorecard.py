@@ -41,7 +41,7 @@ def test_each_claim_of_an_abstract_has_a_line_or_a_reason(paper):
     assert set(re.findall(rf"`({paper}\.\w+)`", part[0])) == lines
     for row in re.findall(r"^\| .* \| (.*) \|$", part[0], re.MULTILINE)[1:]:
         assert row.startswith((f"`{paper}.", "none: "))
-    assert len(CLAIMS) <= 60
+    assert len(CLAIMS) <= 70
 
 
 def test_the_readme_has_the_scorecard_of_now():
