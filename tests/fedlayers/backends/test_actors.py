@@ -74,7 +74,7 @@ class Cluster:
 
     Attributes:
         free: CPUs. lost: how many actors are still to be lost. version: of the nodes. lacks: why an actor cannot begin.
-        made, killed: actors. ready: references that have been waited for.
+        made, killed: actors. ready: references that have been waited for and not read.
     """
 
     free: int = 2
@@ -117,6 +117,7 @@ class Cluster:
             self.ready += reference
             return [self.get(part) for part in reference]
         assert reference in self.ready, "waits for one, while another is ready"
+        self.ready.remove(reference)
         if isinstance(reference.value, Exception):
             raise reference.value
         return reference.value
@@ -124,6 +125,7 @@ class Cluster:
     def wait(self, references):
         ready = references[-1:]  # the last first: order is not Ray's to keep
         assert references, "waits for nobody, for ever"
+        assert not self.ready, "waits, while one is ready"
         self.ready += ready
         return ready, references[:-1]
 
