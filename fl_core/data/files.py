@@ -58,7 +58,7 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
       as token ids. Columns of features are then ignored.
     * ``.tsv``: the same. An Excel file is refused.
     * ``.parquet``: the same. An index without a name is ignored.
-    * A folder of at most 2,000 such tables, or their paths with commas between them. Each file is a client with the
+    * A folder of at most 1,000 such tables, or their paths with commas between them. Each file is a client with the
       file's name.
     * ``.jsonl``: the same, with one object per line, such as the keys text, label and,
       optionally, client.

@@ -44,8 +44,8 @@ from fl_core.errors import UsageError, about, listing, plural, warn
 
 SEPARATORS = (",", ";", "\t", "|")
 """Signs that may stand between cells."""
-FILES = 2000
-"""Tables of a folder or of a list at most. Each of them takes about 2 ms."""
+FILES = 1000
+"""Tables of a folder or of a list at most. Each of them takes up to 4 ms."""
 EXCEL = (".xlsx", ".xls")
 FIRST = 100
 """Rows in which words and codes such as 007 are looked for."""
