@@ -367,6 +367,7 @@ def last_largest(curve):
     return curve.idxmax() == curve.index[-1]
 
 
+@covers("player_fl.retained")
 def retained():
     """Count the parts of the comparable networks whose Wilson interval lies above one half."""
     counts = []
