@@ -120,6 +120,7 @@ def layer_traces(
     >>> from fl_core.layers import layers_of
     >>> from fl_core.run.costs import count_flops
     >>> from fl_core.training.losses import build
+    >>> _ = torch.manual_seed(3)
     >>> x, y = torch.randn(64, 6), torch.arange(64) % 5
     >>> for act, gauss_newton in ((nn.ReLU, False), (nn.Tanh, False), (nn.GELU, True)):
     ...     net, ends = nn.Sequential(nn.Linear(6, 20), act(), nn.Linear(20, 20), act(), nn.Linear(20, 5)), []
