@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 
-from diagnostics.measurement import batches
+from diagnostics.measurement import ClientModel, Measurement, batches
+from diagnostics.metrics.base import LayerProbe
 from tests.conftest import refuses
 from tests.made import normal
 
@@ -29,3 +31,11 @@ def test_batches_of_a_pair_cover_it_in_order(batch):
 def test_batches_refuses(data, message):
     with refuses(message):
         list(batches(data, 4))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_a_formula_of_a_layer_reads_batches_of_its_models_type(kind):
+    model = nn.Linear(5, 3).to(kind)
+    measurement = Measurement([], (), batch=4)
+    probe = LayerProbe(ClientModel("a", model, (X[:, 0], Y), 6), measurement)
+    assert [(x.dtype, len(y)) for x, y in probe.batches] == [(kind, 4), (kind, 2)]
