@@ -1065,7 +1065,7 @@ def _missing(kind: Any, values: Mapping[str, Any]) -> str:
     return ""
 
 
-def check_stored(path: Path, contents: object, form: object) -> None:
+def check_stored(path: Path | str, contents: object, form: object) -> None:
     """Check that the contents of a stored file have the expected form.
 
     Args:

@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_core import storage
-from fl_core.errors import CorruptError, UsageError, check_known, damaged, listing
+from fl_core.errors import (
+    COUNT,
+    NUMBER,
+    CorruptError,
+    MapOf,
+    UsageError,
+    check_known,
+    check_stored,
+    damaged,
+    listing,
+)
 from fl_core.kinds import Kind, kind_of, wrong_kind
 from fl_core.storage import check_version, write_atomically
 
@@ -43,6 +53,16 @@ COLUMNS: dict[str, str] = {
     "n_train": "training samples of the client (its weight)",
     "status": "ok, or why there is no value",
 }
+_HEADER = {
+    "seed?": (COUNT, None),
+    "layers?": list,
+    "metrics?": dict,
+    "pairs?": (MapOf(str), None),
+    "bytes?": MapOf(NUMBER),
+    "absent?": [str],
+    "loss?": str,
+}
+"""The form of the entries of a header that are read again."""
 _INTEGERS = ("seed", "round", "n_params", "n_samples", "n_train")
 _NUMBERS = ("value", "stderr")
 _SIZED = (*_INTEGERS, *_NUMBERS)
@@ -238,7 +258,7 @@ def _frame(path: Path | str, lines: Iterable[Row]) -> pd.DataFrame:
 
 
 def _check_values(path: Path | str, table: pd.DataFrame) -> None:
-    """Refuse a value beyond its score's range or against its status, and infinite values or standard errors.
+    """Refuse a value beyond its score's range or against its status, and infinite values or errors, or ones below 0.
 
     Raises:
         CorruptError: there is such a value. The message has the first.
@@ -252,6 +272,7 @@ def _check_values(path: Path | str, table: pd.DataFrame) -> None:
         (value.isna() == (table["status"] == "ok"))
         | (value.abs() == math.inf)
         | (table["stderr"] == math.inf)
+        | (table["stderr"] < 0)
     )
     is_wrong |= (value < lowest - ROUNDING) | (value > highest + ROUNDING)
     if is_wrong.any():
@@ -266,6 +287,7 @@ def read_header(path: Path) -> dict[str, Any]:
 
     Raises:
         UsageError: the file does not exist, its first line is no header, or it has another version's schema.
+        CorruptError: an entry of the header has another form.
     """
     path = Path(path)
     if not path.is_file():
@@ -282,6 +304,7 @@ def read_header(path: Path) -> dict[str, Any]:
         path, f"fedlayers.rows/{header['schema']}", f"fedlayers.rows/{SCHEMA}"
     ):
         raise _refusal(path, f"schema {header['schema']!r}")
+    check_stored(f"{path}, line 1", header, _HEADER)
     return header
 
 

@@ -32,9 +32,23 @@ from ..metrics import facts_of
 from ..null import nulls_in, of_null, split_resamples
 from .drawing import COLOURS, NICE, canvas, panels as axes_of, small, with_notes
 
+MOST_LAYERS = 500
+"""Layers of one picture at most. Each takes about 3 ms to draw, and more have no room."""
 FEDERATED, LOCAL, CUT = COLOURS[0], "#f3d9a8", COLOURS[3]
 LOOKS = {True: (FEDERATED, ""), False: (LOCAL, "///")}
 """Colour and hatch of a layer, by whether it is shared."""
+
+
+def check_drawn(names: Sequence[str]) -> None:
+    """Refuse a picture of more than :data:`MOST_LAYERS` layers.
+
+    Raises:
+        UsageError: there are more. The message has their number.
+    """
+    if len(names) > MOST_LAYERS:
+        raise UsageError(
+            f"a picture must have at most {MOST_LAYERS} layers; got {len(names):,}. Print the plan or the table."
+        )
 
 
 def plan(plan: LayerPlan, ax: Axes | None = None) -> Axes:
@@ -49,9 +63,11 @@ def plan(plan: LayerPlan, ax: Axes | None = None) -> Axes:
         ax: the Axes to draw on. Default: that of a new figure.
 
     Raises:
-        UsageError: a vote is for a layer outside the plan, or the number of values differs from the plan's.
+        UsageError: a vote is for a layer outside the plan, or the number of values differs from the plan's. Or there
+            are more than :data:`MOST_LAYERS` layers.
     """
     names, evidence = plan.names, plan.why
+    check_drawn(names)
     if evidence.values and len(evidence.values) != len(names):
         raise UsageError(
             f"the plan's evidence must have a value a layer; got {len(evidence.values)} for {len(names)} layers."
@@ -234,6 +250,7 @@ def layer_map(
         )
     weighted = [layer for layer in layers if layer.weights]
     names = [layer.name for layer in weighted]
+    check_drawn(names)
     readable_names = labels_of(layers)
     labels = [f"{lane}  {readable_names[name]}" for lane, name in enumerate(names, 1)]
     panels = panels[: max(1, int(width / PANEL))]

@@ -124,6 +124,12 @@ def test_plan_shows_boxes_values_ratios_and_votes():
         assert words in ax.get_title()
 
 
+def test_more_layers_than_a_picture_has_room_for_are_refused():
+    names = [f"l{k}" for k in range(plots.maps.MOST_LAYERS + 1)]
+    with refuses("a picture must have at most 500 layers; got 501"):
+        plots.plan(decision(names, 2))
+
+
 def test_plan_names_a_metric_without_a_symbol_by_its_words():
     for metric, words in (("weight_magnitude", "weight magnitude"), ("", "value")):
         assert not plots.maps.facts_of(metric).look.symbol

@@ -272,7 +272,7 @@ def test_a_row_that_no_run_writes(tmp_path):
         "round": [1.5, 2**70],
         "client": [["north"]],
         "n_train": [{}],
-        "stderr": [math.inf],
+        "stderr": [math.inf, -1.0],
         "status": ["no samples"],
     }
     forged = [
@@ -288,6 +288,20 @@ def test_a_row_that_no_run_writes(tmp_path):
         with pytest.raises((CorruptError, UsageError)) as caught:
             select(path)
         assert "\n" not in str(caught.value)
+    wrong_entries = {
+        "seed": ["x", -1, 1.5],
+        "layers": [3],
+        "metrics": [["cka"]],
+        "pairs": [{"cka": 1}],
+        "bytes": [{"a": "x"}, {"a": 10**400}],
+        "absent": [7, [7]],
+        "loss": [7],
+    }
+    for name, wrong_values in wrong_entries.items():
+        for value in wrong_values:
+            path.write_text(json.dumps({**header, name: value}) + "\n")
+            with refuses(f"line 1 is damaged: {name}", CorruptError):
+                rows.read(path)
 
 
 TUNED = {

@@ -22,7 +22,7 @@ any_row = st.builds(
         **columns,
     ),
     value=st.none() | st.floats(),
-    stderr=st.none() | st.floats(),
+    stderr=st.none() | st.floats(min_value=0),
     reason=st.text(min_size=1, max_size=8).filter(lambda text: text != "ok"),
     client=texts,
     layer=texts,
