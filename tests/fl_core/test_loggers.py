@@ -1,8 +1,10 @@
 """Loggers: they get a run's very rows, live, and nothing of them is imported unless one is asked for."""
 
+import pandas as pd
 import pytest
 
 import fedlayers as fl
+from fl_core.rounds import recorder
 from fl_core.rounds.recorder import Logger
 from fl_core.rows import frame
 
@@ -77,3 +79,15 @@ def test_a_logger_that_fails_ends_the_run_which_can_go_on_with_it(
         going_on.rows[0] == failing.rows[3]
     )  # repeated from the checkpoint, to the bit
     fl.Run(tmp_path / "run").verify()
+
+
+@pytest.mark.filterwarnings("ignore:client")
+def test_rows_in_memory_are_the_same_however_few_are_buffered(monkeypatch):
+    frames = []
+    for most in (recorder.BUFFER, 7, 1):
+        monkeypatch.setattr(recorder, "BUFFER", most)
+        result = fl.run(dataset="heart", rounds=1, progress=False)
+        frames.append(result.to_frame().drop(columns="run"))
+    assert len(frames[0]) > 7
+    for frame_in_parts in frames[1:]:
+        pd.testing.assert_frame_equal(frame_in_parts, frames[0])
