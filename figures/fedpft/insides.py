@@ -354,7 +354,8 @@ def compared(
     if gap.few:
         text += f" ({gap.few})"
     else:
-        text += f", difference {plain(gap.interval)}"
+        interval_text = plain(gap.interval)
+        text += f", difference {interval_text}"
     verdict = gap.above
     if verdict is not None and not expects_above:
         verdict = not verdict

@@ -109,9 +109,8 @@ def _claim(upper: str, lowers: Sequence[str], check: Check = LEAD) -> Claim:
     if check is NO_LOWER:
         relation = f"no more than {100 * MARGIN:g} point below"
     pairs = {_title(lower): (upper, lower) for lower in lowers}
-    return Claim(
-        f"{_title(upper)} lies {relation} {listing(list(pairs))}", pairs, check
-    )
+    upper_title, lower_titles = _title(upper), listing(list(pairs))
+    return Claim(f"{upper_title} lies {relation} {lower_titles}", pairs, check)
 
 
 def _methods(place: str, dataset: str, setting: str, **keys: Any) -> Column:
@@ -210,11 +209,12 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, column: Column) -> Dra
         finding = judged(gaps, claim.check).finding(claim.expected, "points more: ")
         findings += set_apart([finding], little_learned(levels, chance))
     config = column.config
+    dataset_name, missing_text = names.dataset(column.dataset), missing_runs(header)
     caption = (
         f"Mean test accuracy of the clients, with 95 % intervals over seeds. Hollow marks are the paper's values "
-        f"({column.place}). {names.dataset(column.dataset)} is split over {config.data.clients} clients with "
+        f"({column.place}). {dataset_name} is split over {config.data.clients} clients with "
         f"{config.data.samples_per_client} training images each. ResNet-8 trains for {config.federation.rounds} of "
-        f"1000 rounds.{missing_runs(header)}"
+        f"1000 rounds.{missing_text}"
     )
     table = pd.DataFrame([
         {"line": titles[line], **mean_interval(score.dropna())._asdict(), "seeds": int(score.notna().sum()),
@@ -240,8 +240,9 @@ BUDGETS = {
     "fedpft.two_stages": "some 40 minutes of one core; a run takes 5 to 10",
 }
 for _name, _column in COLUMNS.items():
+    _dataset_name = names.dataset(_column.dataset)
     items.register(Item(
-        _name, f"Accuracy on {names.dataset(_column.dataset)} (FedPFT, {_column.place})", _column.runs, seeds=3,
+        _name, f"Accuracy on {_dataset_name} (FedPFT, {_column.place})", _column.runs, seeds=3,
         budget=BUDGETS.get(_name, "some 70 minutes of one core; a run takes 1 to 5"), measure=measure,
         draw=partial(_draw, column=_column), partial=True, also=tuple(ALSO[name] for name in [_name] if name in ALSO),
     ))  # fmt: skip

