@@ -178,7 +178,7 @@ LATER = {
     "run heart --epochs 1.5": "--epochs: must be a whole number; got '1.5'",
     "run heart --seed -1": "--seed must be at least 0; got -1",
     "run heart --participation 2": "--participation must be above 0 and at most 1",
-    "run heart --max-samples 0": "--max-samples must be from 1 to 740",
+    "run heart --max-samples 0": "--max-samples must be a whole number from 1 to 740",
     "run heart --checkpoint-every -1": "--checkpoint-every must be at least 1",
     "run heart --local-epochs 0": "did you mean --epochs?",
     "run heart --algorithms fedavg": "Or fedlayers compare takes it.",

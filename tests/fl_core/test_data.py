@@ -123,34 +123,6 @@ def test_a_pool_is_the_beginning_of_a_shuffled_file_or_keeps_all_proportions():
         assert abs(part - whole / 2) <= 1
 
 
-def whole_numbers():
-    """Return each whole number that a function of samples takes, with a call."""
-    pool, silos = toy(), {"a": (np.eye(30), labels()), "b": (np.eye(30), labels())}
-    doors = {
-        data.load: lambda keys: data.load(
-            "digits", **{"partition": "non_iid_1", "clients": 3, **keys}
-        ),
-        data.from_clients: lambda keys: data.from_clients(silos, **keys),
-        make: lambda keys: make(pool, "iid", **{"clients": 2, **keys}),
-        Source.first: lambda keys: pool.first(keys["samples"]),
-    }
-    for function, call in doors.items():
-        for parameter in inspect.signature(function).parameters.values():
-            if str(parameter.annotation) in ("int", "int | None"):
-                name = parameter.name.replace("samples", "max_samples")
-                if function is data.load:
-                    name = parameter.name
-                yield pytest.param(call, parameter.name, name, id=f"{function.__name__}, {parameter.name}")  # fmt: skip
-
-
-@pytest.mark.parametrize(("call", "argument", "name"), whole_numbers())
-def test_a_truth_value_and_a_fraction_are_no_whole_numbers(call, argument, name):
-    for wrong in (True, 1.5):
-        with refuses(f"{name} must be .*; got {wrong}"):
-            call({argument: wrong})
-    assert len(toy().first(np.int64(9))) == 9
-
-
 def test_natural_clients_by_number_name_or_text(tmp_path):
     arrays = {"x": images(), "y": labels()}
     for key in files.OWNER_KEYS:
@@ -682,3 +654,31 @@ def test_laboratories_code_the_digits_in_three_ways():
     names = [name.partition(": ") for name in coded.owner_names]
     assert [number for number, *_ in names] == [f"lab {k:02d}" for k in range(1, 31)]
     assert [code for *_, code in names] == 10 * [*small.CODES]
+
+
+def whole_numbers():
+    """Yield each whole number that a function of samples takes, with a call."""
+    pool, silos = toy(), {"a": (np.eye(30), labels()), "b": (np.eye(30), labels())}
+    doors = {
+        data.load: lambda keys: data.load(
+            "digits", **{"partition": "non_iid_1", "clients": 3, **keys}
+        ),
+        data.from_clients: lambda keys: data.from_clients(silos, **keys),
+        make: lambda keys: make(pool, "iid", **{"clients": 2, **keys}),
+        Source.first: lambda keys: pool.first(keys["samples"]),
+    }
+    for function, call in doors.items():
+        for parameter in inspect.signature(function).parameters.values():
+            if str(parameter.annotation) in ("int", "int | None"):
+                name = parameter.name.replace("samples", "max_samples")
+                if function is data.load:
+                    name = parameter.name
+                yield pytest.param(call, parameter.name, name, id=f"{function.__name__}, {parameter.name}")  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "argument", "name"), list(whole_numbers()))
+def test_a_truth_value_and_a_fraction_are_no_whole_numbers(call, argument, name):
+    for wrong in (True, 1.5):
+        with refuses(f"{name} must be .*; got {wrong}"):
+            call({argument: wrong})
+    assert len(toy().first(np.int64(9))) == 9
