@@ -632,18 +632,6 @@ def label_of(name: str, positive: str = "") -> str:
     )
 
 
-def column_of(name: str) -> str:
-    """Return the heading of a column for a score's values from :func:`in_column`, such as ``macro-F1 %``.
-
-    Raises:
-        KeyError: the name is none of :data:`TABLE`.
-    """
-    if TABLE[name].share:
-        label = label_of(name)
-        return f"{label} %"
-    return label_of(name)
-
-
 def in_column(name: str, value: float) -> str:
     """Return a score's value as text: a share in percent with one decimal, other values with three decimals.
 

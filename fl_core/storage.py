@@ -165,7 +165,8 @@ def check_no_links(folder: Path) -> None:
                 )
 
 
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+CONTROL = "\x00-\x1f\x7f-\x9f\u2028\u2029"
+"""Control characters and line ends, as a part of a regular expression's set."""
 NAME_BYTES, PATH_BYTES = 255, 1000
 """The largest number of bytes in the name of a file or folder, and in all names of a relative path."""
 
@@ -218,7 +219,7 @@ class Folder:
         The file need not exist.
         """
         parts = name.split("/")
-        if not is_file_name(name) or _CONTROL.search(name):
+        if not is_file_name(name) or re.search(f"[{CONTROL}]", name):
             shown = name[:NAME_BYTES]
             raise CorruptError(
                 f"name of a file below {self.path} must be of at most {NAME_BYTES} bytes, without empty parts, '.', "

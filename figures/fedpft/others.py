@@ -229,20 +229,20 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, column: Column) -> Dra
 
 
 ALSO = {
-    "fedpft.hundred": "fedpft.table2",
-    "fedpft.few_classes": "fedpft.table6",
-    "fedpft.partial": "fedpft.table9",
-    "fedpft.two_stages": "fedpft.fig5",
+    "fedpft.hundred": ("fedpft.table2",),
+    "fedpft.few_classes": ("fedpft.table6",),
+    "fedpft.partial": ("fedpft.table9",),
+    "fedpft.two_stages": ("fedpft.fig5",),
 }
 """The paper's tables and figures that items show."""
 BUDGETS = {
     "fedpft.partial": "some 35 minutes of one core; a run takes 3 to 5",
-    "fedpft.two_stages": "some 40 minutes of one core; a run takes 5 to 10",
+    "fedpft.two_stages": "half an hour of one core; a run takes 4 to 5",
 }
 for _name, _column in COLUMNS.items():
     _dataset_name = names.dataset(_column.dataset)
     items.register(Item(
         _name, f"Accuracy on {_dataset_name} (FedPFT, {_column.place})", _column.runs, seeds=3,
-        budget=BUDGETS.get(_name, "some 70 minutes of one core; a run takes 1 to 5"), measure=measure,
-        draw=partial(_draw, column=_column), partial=True, also=tuple(ALSO[name] for name in [_name] if name in ALSO),
+        budget=BUDGETS.get(_name, "2 to 3 hours of one core; a run takes 3 to 5"), measure=measure,
+        draw=partial(_draw, column=_column), partial=True, also=ALSO.get(_name, ()),
     ))  # fmt: skip

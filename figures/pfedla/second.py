@@ -110,5 +110,5 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 items.register(Item(
     NAME, "Accuracy of ten methods on CIFAR-10, ten clients, non-IID 2 (pFedLA, Table 2)", RUNS, seeds=3,
-    budget="some three hours of one core; a run takes 2 to 15 minutes", measure=measure, draw=_draw, partial=True,
+    budget="some four hours of one core; a run takes 1 to 15 minutes", measure=measure, draw=_draw, partial=True,
 ))  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Literal
 
 from fl_core.data.faults import DataFault
 from fl_core.errors import UsageError
+from fl_core.storage import CONTROL
 
 Names = tuple[str, ...]
 """Names in their order."""
@@ -29,8 +30,8 @@ _NUMBER = re.compile(
 )
 
 
-_NO_NAME = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Control characters and line ends. A name of a file that is no UTF-8 has halves of surrogate pairs."""
+_NO_NAME = re.compile(f"[{CONTROL}\ud800-\udfff]")
+"""Control characters, line ends, and halves of surrogate pairs, which stand for bytes that are no UTF-8."""
 MOST_MARKS, SHORT = 100, 1000
 """Combining marks in a row that a text may have, and the length up to which it is not checked.
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import sys
+import unicodedata
 from collections import Counter
 
 import numpy as np
@@ -155,3 +157,12 @@ def test_a_model_is_its_formula_and_padding_does_not_count(made, by_hand):
     with torch.no_grad():
         model.embedding.token.weight[PAD] = 7.0
     assert torch.allclose(model(ids), by_hand(model, ids), rtol=1e-12, atol=1e-12)
+
+
+def test_the_named_ligatures_alone_become_more_than_six_signs():
+    sizes = {
+        sign: len(unicodedata.normalize("NFKC", sign))
+        for sign in map(chr, range(sys.maxunicode + 1))
+    }
+    longest = {sign: size for sign, size in sizes.items() if size > sources.MOST_GROWTH}
+    assert longest == sources.LIGATURES
