@@ -539,6 +539,36 @@ def class_separation():
     ]
 
 
+def apart(metric):
+    frame = rows("fedpft.apart")
+    table = frame[frame["metric"] == metric].pivot(
+        index="run", columns="seed", values="value"
+    )
+    means = table.mean(axis=1)
+    gap = interval(table.loc["no_contrast"] - table.loc["fedavg"], factor=1, digits=2)
+    return [
+        f"FedPFT w/o contrast {means['no_contrast']:.3g}, FedAvg {means['fedavg']:.3g}, difference {gap}"
+    ]
+
+
+LINES["fedpft.classes_within"] = partial(apart, "silhouette_within")
+LINES["fedpft.classes_across"] = partial(apart, "silhouette_across")
+
+
+@covers("fedpft.partial")
+def partial_participation():
+    """Compare each share of the clients with all of them, whose run is another study's, after the last round."""
+    some = rows("fedpft.partial").groupby(["run", "seed"])["value"].mean()
+    whole = rows("fedpft.insides", "fedpft").query(
+        "metric == 'accuracy' and model == 'personal' and client != '' and split == 'test'"
+    )
+    whole = whole.groupby("seed")["value"].mean()
+    return [
+        f"{100 * share:.0f} % of the clients {interval((some[f'share_{share}'] - whole).dropna(), 0.9)}"
+        for share in (0.9, 0.7, 0.5)
+    ]
+
+
 if __name__ == "__main__":
     for name, function in LINES.items():
         print(f"{name}: {'; '.join(function())}")
