@@ -72,7 +72,7 @@ def dodging_names(source):
         name = ""
         if isinstance(node, ast.Name | ast.Attribute):
             if isinstance(node.ctx, ast.Store):
-                name = ast.unparse(node).rpartition(".")[2]
+                name = getattr(node, "id", getattr(node, "attr", ""))
         elif isinstance(node, ast.arg | ast.alias):
             name = getattr(node, "asname", None) or getattr(node, "arg", "")
         if name.strip("_") and name.endswith("_") and not name.endswith("__"):

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 CLIENTS = ("a", "b", "c")
 COMPARED = ("a", "b", "c", "d", "e")
 """The clients of metrics of pairs: of half of the time at least two are read."""
-SHARES = (0, 0.03, 0.08, 0.15, 0.25, 0.35, 0.5, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97)
+SHARES = (0, 0.03, 0.15, 0.35, 0.5, 0.65, 0.85, 0.97)
 """Budgets, as shares of the time that a metric takes."""
 NOTHING_AT_HALF = {"clients_differ", "layer_cost"}
 """Metrics without a value at half of their time: all of it goes into what their values share."""

@@ -7,7 +7,7 @@ import pytest
 
 from diagnostics.tuning import permutation
 from diagnostics.tuning.permutation import CrossLosses, blocks, permutation_test
-from tests.conftest import refuses
+from tests.conftest import refuses, with_slow
 
 
 def fitted(draw, train, validation, shift=0.0, groups=1, seeds=1, kinds=1):
@@ -101,7 +101,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", with_slow(CASES, ("three seeds", "several kinds of models"))
+)
 def test_clients_that_do_not_differ_are_called_different_in_5_percent(name):
     """Of 1,000 federations at most 5 % and two standard errors, 1.4 %."""
     train, validation, how = CASES[name]

@@ -40,7 +40,7 @@ LINES = {
     [
         ("run", 0.0),
         ("resume", 0.0),
-        ("choose", 0.0),
+        pytest.param("choose", 0.0, marks=pytest.mark.slow),
         pytest.param("compare", 0.0, marks=pytest.mark.slow),
         pytest.param("tune", 0.0, marks=pytest.mark.slow),
         ("run", 3600.0),

@@ -13,6 +13,7 @@ from fedlayers.cli.options import STORED
 from fl_core.config import RunConfig
 from fl_core.data.named import small
 from fl_core.run import runner
+from tests.conftest import with_slow
 
 HEAVY = {
     "torch",
@@ -104,7 +105,9 @@ CASES = {
 """What is asked -> commands, their exit code, and modules that none of them imports."""
 
 
-@pytest.mark.parametrize("what", CASES)
+@pytest.mark.parametrize(
+    "what", with_slow(CASES, ("a diagnosis", "a diagnosis's rows"))
+)
 def test_a_command_imports_no_more_than_it_needs(what, tmp_path, run):
     lines, code, never = CASES[what]
     imported = loaded(*(line.format(run=run) for line in lines), cwd=tmp_path)

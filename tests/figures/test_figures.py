@@ -27,7 +27,7 @@ READY = [
 HEART, LONGER = "player_fl.heart_sensitivity", "fedpft.longer"
 
 
-@pytest.mark.parametrize("name", every_other(READY, of=3))
+@pytest.mark.parametrize("name", every_other(READY, of=6))
 @pytest.mark.usefixtures("no_training", "read_once")
 def test_redraw_from_stored_rows_gives_what_is_committed(name, tmp_path, capsys):
     main([name, "--out", str(tmp_path)])

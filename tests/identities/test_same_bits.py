@@ -42,7 +42,7 @@ def test_workers(run, workers):
     assert digests(played(run, shared)) == STORED[run]
 
 
-@pytest.mark.parametrize("run", every_other(STORED, 3, of=8))
+@pytest.mark.parametrize("run", every_other(STORED, 3, of=12))
 def test_two_parts(run, tmp_path):
     out = tmp_path / "run"
     runner.run(config_for(run), out, until=1, **OWN)
@@ -70,7 +70,7 @@ def test_sites(run, sites, tmp_path):
     assert digests(result.engine, tmp_path / "run") == STORED[run]
 
 
-@pytest.mark.parametrize("run", every_other(STORED, 1, of=8))
+@pytest.mark.parametrize("run", every_other(STORED, 1, of=12))
 def test_stacks(run):
     """Sums of a stack round in another order. What is no perceptron is not stacked."""
     stacked, alone = played(run, BatchedClients), played(run)

@@ -123,15 +123,15 @@ def test_a_report_opens_with_the_headline(decided):
     assert answer.next in page
 
 
-def test_the_same_call_goes_on_and_another_is_refused(decided, monkeypatch):
-    out, answer, _ = decided
+def test_the_same_call_goes_on_and_another_is_refused(tmp_path, monkeypatch):
+    answer = choose(CONFIG, tmp_path, seeds=2, **QUICK)
     monkeypatch.setattr(runner, "run", None)  # everything is there
-    again = choose(CONFIG, out, seeds=2, progress=False)
+    again = choose(CONFIG, tmp_path, seeds=2, **QUICK)
     pd.testing.assert_frame_equal(again.table, answer.table)
-    fewer = choose(CONFIG, out, seeds=1, progress=False)
+    fewer = choose(CONFIG, tmp_path, seeds=1, **QUICK)
     assert fewer.seeds == (0,)
     with refuses(r"lr=0"):
-        choose(CONFIG.with_keys(lr=0.3), out, seeds=2, progress=False)
+        choose(CONFIG.with_keys(lr=0.3), tmp_path, seeds=2, **QUICK)
 
 
 def test_a_dry_run_says_the_price_and_writes_nothing(tmp_path):

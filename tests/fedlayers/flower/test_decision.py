@@ -106,7 +106,7 @@ def test_sites_decide_as_one_machine_does(tmp_path, monkeypatch):
 def test_no_loss_of_a_sample_leaves_a_site(tmp_path):
     """The replies have as many numbers for a site of twice the samples, and no tensor. Three seeds are the default."""
     counts = {}
-    for times in (1, 2):
+    for times, seeds in ((1, {}), (2, {"seeds": [0]})):
         files = site_files(tmp_path / str(times))
         for ward in WARDS:
             path = tmp_path / str(times) / f"{ward}.csv"
@@ -123,8 +123,9 @@ def test_no_loss_of_a_sample_leaves_a_site(tmp_path):
             return reply
 
         grid = LocalGrid(files, watch)
-        answer = over_sites(tmp_path / f"out{times}", grid, arms=[], rounds=1)
-        assert answer.seeds == (0, 1, 2)
+        keys = {"arms": [], "rounds": 1, **seeds}
+        answer = over_sites(tmp_path / f"out{times}", grid, **keys)
+        assert answer.seeds == tuple(seeds.get("seeds", (0, 1, 2)))
         counts[times] = sorted(set(sent))
     assert counts[1] == counts[2]
     assert len({kind for kind, _ in counts[1]}) == 2
