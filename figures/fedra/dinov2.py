@@ -58,7 +58,7 @@ LAYERS = {
 FAR = "setting changed: weights, domains"
 BASE = RunConfig(
     dataset=f"{__name__}:pacs84", model=f"timm:{MODEL}", model_options={"img_size": SIDE},
-    partition="natural", max_samples=1000, rounds=10, epochs=1, batch_size=64, lr=0.01, optimizer="sgd", momentum=0.9,
+    partition="natural", max_samples=1000, rounds=10, epochs=1, batch_size=64, lr=0.003, optimizer="sgd", momentum=0.9,
     weight_decay=1e-5, keep_optimizer=False, eval_every=2, checkpoint_every=10,
 )  # fmt: skip
 """FedRA's local training with a tenth of PACS and of its 100 rounds."""
