@@ -78,6 +78,11 @@ def whole():
     return accuracies("scheduling.full").query("round == 300")
 
 
+def in_hundred():
+    """Return accuracies on CIFAR-100 after the last round."""
+    return accuracies("scheduling.hundred").query("round == 300")
+
+
 CLOSEST = ("local", "fedrep", "fedfomo", "heurpfedla")
 RETAINING = [(run, "pfedla") for run in ("heurpfedla", "heurpfedla_2", "heurpfedla_3")]
 before = partial(accuracies, "algorithms.pfedla_overlap", "pfedla.methods")
@@ -90,6 +95,10 @@ TINY = "tiny_imagenet"
 OVER_HEADS = [
     (f"cifar10.anti_{below}", f"cifar10.{below}")
     for below in ("fedavg", "fedper", "fedrep", "fedrod")
+]
+HUNDRED = [
+    (f"cifar100.{ours}", f"cifar100.{below}")
+    for ours, below in (("vanilla", "fedper"), ("vanilla", "fedbabu"), ("anti", "fedper"))
 ]
 DIFFERENCES = {
     "pfedla.mixture_over_local": (before, [("pfedla", "local")], {}),
@@ -106,6 +115,7 @@ DIFFERENCES = {
     "pfedla.number_retained": (before, [(f"heurpfedla_{k}", "heurpfedla") for k in (2, 3)], {"level": 0.9}),
     "scheduling.anti_over_fedbabu": (whole, [("cifar10.anti", "cifar10.fedbabu")], {}),
     "scheduling.vanilla_no_loss": (whole, [("cifar10.vanilla", "cifar10.fedbabu")], {"level": 0.9}),
+    "scheduling.best_cifar100": (in_hundred, HUNDRED, {}),
     "scheduling.anti_over_heads": (heads, OVER_HEADS, {}),
     "scheduling.no_gain_over_heads": (heads, OVER_HEADS, {"level": 0.9}),
 }  # fmt: skip

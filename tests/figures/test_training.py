@@ -206,7 +206,7 @@ def test_every_line_that_waits_for_a_gpu_has_runs_and_is_open(capsys):
         assert line in text
     assert "\n  fedpft, seed 5-9: " in text
     assert "\n  cifar100.setting_V, seed 0-4: not measured\n" in text
-    for study in ("scheduling.hundred", "fedra.dinov2", "fedpft.hundred"):
+    for study in ("fedra.longer", "pfedla.table2", "fedpft.hundred"):
         assert f"\n{study}, for " in text
 
 
