@@ -98,7 +98,11 @@ OVER_HEADS = [
 ]
 HUNDRED = [
     (f"cifar100.{ours}", f"cifar100.{below}")
-    for ours, below in (("vanilla", "fedper"), ("vanilla", "fedbabu"), ("anti", "fedper"))
+    for ours, below in (
+        ("vanilla", "fedper"),
+        ("vanilla", "fedbabu"),
+        ("anti", "fedper"),
+    )
 ]
 DIFFERENCES = {
     "pfedla.mixture_over_local": (before, [("pfedla", "local")], {}),
