@@ -188,7 +188,7 @@ class Figures:
     ) -> float:
         """Train a study's missing runs; return the minutes taken."""
         path = study.path(self.out)
-        print(f"trains {study.name}: {study.budget}")
+        print(f"trains {study.name}, with rows in {path}: {study.budget}")
         seconds = training.train(
             study,
             path,
