@@ -83,7 +83,6 @@ WAITING = (
             "fedra.tables_2_to_6",
         ),
     ),
-    Waiting("fedra.dinov2", 3, ("fedra.dinov2",)),
     Waiting("fedpft.few_classes", 3, ("fedpft.few_classes",)),
     Waiting("pfedla.table2", 3, ("pfedla.best_second",)),
     Waiting("fedpft.fig8", 3, ("fedpft.contrast_prompts",)),

@@ -583,6 +583,16 @@ def partial_participation():
     ]
 
 
+@covers("fedra.dinov2")
+def from_dinov2():
+    means = rows("fedra.dinov2").query("metric == 'accuracy' and client == ''")
+    curves = means.pivot(index=["run", "round"], columns="seed", values="value")
+    return [
+        f"{title} {interval(last_three(curves, 'fedra', below))}"
+        for title, below in (("InclusiveFL", "inclusivefl"), ("DepthFL", "depthfl"))
+    ]
+
+
 if __name__ == "__main__":
     for name, function in LINES.items():
         print(f"{name}: {'; '.join(function())}")
