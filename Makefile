@@ -11,8 +11,15 @@ OUT ?= out/demo
 help:            ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17
 
-setup: $(READY)  ## the environment in .venv, with pinned versions; LOCKED=1: with pinned contents, too (Linux, Python 3.11)
+setup: $(READY)  ## the environment in .venv, with pinned versions; UV=1: by uv, sooner; LOCKED=1: with pinned contents, too (Linux, Python 3.11)
 
+# uv unpacks on all cores and pip on one. It does not read pip's configuration: .ci/run tells it.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+ifdef UV
+INSTALL := $(PIP) -c constraints.txt uv && $(BIN)/uv pip install --quiet --python $(BIN)/python
+else
+INSTALL := $(PIP)
+endif
 ifdef LOCKED
 $(READY): requirements.lock
 endif
@@ -21,10 +28,10 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 ifdef LOCKED
 	$(BIN)/python -c 'import sys; sys.exit((sys.version_info[:2], sys.platform) != ((3, 11), "linux") and "LOCKED=1 is for Python 3.11 on Linux; leave it out, or set PYTHON=")'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(PIP) --only-binary :all: --require-hashes -r requirements.lock
+	$(PIP) --no-deps --no-build-isolation -e .
 else
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(INSTALL) -c constraints.txt -e '.[dev]'
 endif
 	touch $@
 
@@ -43,9 +50,9 @@ $(DEMO): pyproject.toml constraints.txt
 	@echo "make demo installs fedlayers in $(VENV): about 1.5 GB and some minutes. Its three decisions take some minutes."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedlayers needs Python 3.11 or newer; set PYTHON=")'
 	@test -e $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@test -e $(READY) || $(BIN)/python -m pip install --quiet --disable-pip-version-check $(CPU) -c constraints.txt torch torchvision 2>/dev/null \
+	@test -e $(READY) || $(PIP) $(CPU) -c constraints.txt torch torchvision 2>/dev/null \
 		|| echo "The index of CPU wheels cannot be reached. torch with CUDA makes it about 5.5 GB."
-	@test -e $(READY) || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@test -e $(READY) || $(PIP) -c constraints.txt -e .
 	@touch $@
 
 demo: $(DEMO)    ## three decisions: share all layers, share some, do not federate: out/demo

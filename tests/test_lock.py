@@ -59,9 +59,10 @@ def test_it_has_the_versions_of_the_constraints_and_all_that_the_project_needs()
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
-@pytest.mark.parametrize("locked", [True, False])
-def test_setup_asks_for_hashes_where_it_is_told_to(locked, tmp_path):
-    command = ["make", "-n", "setup", f"VENV={tmp_path}/venv", *["LOCKED=1"] * locked]
+@pytest.mark.parametrize("option", ["LOCKED=1", "UV=1", "UV="])
+def test_setup_asks_for_hashes_where_it_is_told_to(option, tmp_path):
+    locked = option == "LOCKED=1"
+    command = ["make", "-n", "setup", f"VENV={tmp_path}/venv", option]
     printed = subprocess.check_output(command, cwd=ROOT, text=True)
     installs = [line for line in printed.splitlines() if "pip install" in line]
     checked = ["--require-hashes" in line or "--no-deps" in line for line in installs]
