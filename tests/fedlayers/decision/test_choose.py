@@ -30,7 +30,7 @@ from fl_core.records.store import Run
 from fl_core.rounds.clients import ClientRunner
 from fl_core.run import runner
 from fl_core.training.evaluate import predict
-from tests.conftest import refuses
+from tests.conftest import refuses, with_slow
 
 CONFIG = RunConfig(dataset="heart", rounds=4, eval_every=1)
 QUICK = {"baselines": False, "progress": False}
@@ -211,6 +211,7 @@ def test_a_way_that_diverges_trains_once_at_a_lower_rate(tmp_path, monkeypatch):
     assert "it diverged" in answer.not_tried[lower]
 
 
+@pytest.mark.slow
 def test_if_all_rates_diverge_a_lower_one_is_tried_and_then_one_line_says_so(
     tmp_path, monkeypatch
 ):
@@ -282,7 +283,9 @@ def test_groups_of_patients_stay_together(tmp_path):
     assert answer.way != "linear_pooled"
 
 
-@pytest.mark.parametrize("task", ["regression", "multilabel", "survival"])
+@pytest.mark.parametrize(
+    "task", with_slow(["regression", "multilabel", "survival"], ["survival"])
+)
 def test_other_tasks_are_decided_by_their_loss(task, tmp_path):
     draw, data = np.random.default_rng(0), {}
     for name in ("north", "south"):
