@@ -86,7 +86,6 @@ WAITING = (
     Waiting("fedpft.few_classes", 3, ("fedpft.few_classes",)),
     Waiting("pfedla.table2", 3, ("pfedla.best_second",)),
     Waiting("fedpft.fig8", 3, ("fedpft.contrast_prompts",)),
-    Waiting("fedpft.two_stages", 3, ("fedpft.two_stages",)),
     Waiting("fedpft.hundred", 3, ("fedpft.best_cifar100",)),
     Waiting("fedpft.tiny", 3, ("fedpft.best_tiny",)),
 )

@@ -593,6 +593,12 @@ def from_dinov2():
     ]
 
 
+@covers("fedpft.two_stages")
+def two_stages():
+    means = rows("fedpft.two_stages").groupby(["run", "seed"])["value"].mean()
+    return [f"Two-stage {interval(means['fedpft'] - means['two_stage'])}"]
+
+
 if __name__ == "__main__":
     for name, function in LINES.items():
         print(f"{name}: {'; '.join(function())}")
