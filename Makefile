@@ -4,7 +4,6 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := $(VENV)/.demo
 OUT ?= out/demo
-SITE ?= out/site
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock dist demo federation figures notebooks lab lists docs test coverage mutants test-slow test-federation clean
@@ -76,7 +75,7 @@ lists: $(READY)  ## the pages' lists and the papers' scorecard, written again
 	$(BIN)/python -m figures scorecard
 
 docs: $(READY)   ## the site: scorecard, figures, notebooks, interface; out/site/index.html, its links checked; CI=1: runs each notebook
-	OMP_NUM_THREADS=1 $(BIN)/python -m docs --out $(SITE) $(if $(CI),--execute)
+	OMP_NUM_THREADS=1 $(BIN)/python -m docs $(if $(CI),--execute)
 
 # Compiled files are kept, whatever the shell says: tests start many processes. A worker has whole files, with what they share.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest

@@ -237,7 +237,7 @@ ALSO = {
 """The paper's tables and figures that items show."""
 BUDGETS = {
     "fedpft.partial": "some 35 minutes of one core; a run takes 3 to 5",
-    "fedpft.two_stages": "half an hour of one core; a run takes 4 to 5",
+    "fedpft.two_stages": "some 50 minutes of one core; a run takes 6 to 12",
 }
 for _name, _column in COLUMNS.items():
     _dataset_name = names.dataset(_column.dataset)

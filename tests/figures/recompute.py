@@ -73,16 +73,13 @@ def accuracies(*studies):
     return last.pivot(index=["run", "round"], columns="seed", values="value")
 
 
-def whole():
-    """Return accuracies at the paper's size after the last round."""
-    return accuracies("scheduling.full").query("round == 300")
+def at_the_end(study):
+    """Return accuracies of a study of layer scheduling after its last round, 300."""
+    return accuracies(study).query("round == 300")
 
 
-def in_hundred():
-    """Return accuracies on CIFAR-100 after the last round."""
-    return accuracies("scheduling.hundred").query("round == 300")
-
-
+whole = partial(at_the_end, "scheduling.full")
+in_hundred = partial(at_the_end, "scheduling.hundred")
 CLOSEST = ("local", "fedrep", "fedfomo", "heurpfedla")
 RETAINING = [(run, "pfedla") for run in ("heurpfedla", "heurpfedla_2", "heurpfedla_3")]
 before = partial(accuracies, "algorithms.pfedla_overlap", "pfedla.methods")
